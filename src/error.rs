@@ -1,0 +1,435 @@
+//! What can go wrong, as values.
+//!
+//! Running out of blocks is an operating condition of a server, so it is an error that says what
+//! was needed and what was there, and never a panic. A mistake of the calling code that the type
+//! system could not stop (a row of the wrong length, a store of another shape) is an error too
+//! wherever the signature has room for one. Every operation that returns one of these has changed
+//! nothing.
+
+use core::error::Error;
+use core::fmt;
+
+use crate::id::{BlockId, PageGroup, StoreId};
+
+/// A pool-backed [`KvCache`](crate::cache::KvCache) needed another block and its
+/// [`KvBlockPool`](crate::cache::KvBlockPool) had none free.
+///
+/// Caches built without a pool never return it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KvPoolExhausted {
+    /// Blocks the operation would have had to take.
+    pub need: usize,
+    /// Blocks that were free when it asked.
+    pub free: usize,
+}
+
+impl fmt::Display for KvPoolExhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KV pool exhausted: {} blocks needed, {} free", self.need, self.free)
+    }
+}
+
+impl Error for KvPoolExhausted {}
+
+/// A [`PagedKvCache`](crate::cache::PagedKvCache) needed more blocks than its
+/// [`PagedKvStore`](crate::cache::PagedKvStore) had free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PagedStoreExhausted {
+    /// Blocks the operation would have had to take.
+    pub need: usize,
+    /// Blocks that were free when it asked.
+    pub free: usize,
+}
+
+impl fmt::Display for PagedStoreExhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "paged KV store exhausted: {} blocks needed, {} free", self.need, self.free)
+    }
+}
+
+impl Error for PagedStoreExhausted {}
+
+/// Which row of a position an error speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The key row.
+    Key,
+    /// The value row.
+    Value,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Side::Key => "key",
+            Side::Value => "value",
+        })
+    }
+}
+
+/// A shape that cannot exist, or whose memory cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ShapeError {
+    /// This size must be at least 1.
+    Zero {
+        /// The name of the size.
+        what: &'static str,
+    },
+    /// This size is larger than what an index of this crate can name.
+    TooLarge {
+        /// The name of the size.
+        what: &'static str,
+        /// The size that was asked for.
+        have: usize,
+        /// The largest one there can be.
+        most: usize,
+    },
+    /// The bytes of the whole do not fit `isize::MAX`.
+    Overflow,
+    /// Query heads cannot be shared out evenly over KV heads.
+    HeadsNotDivisible {
+        /// Query heads asked for.
+        n_heads: usize,
+        /// KV heads they should divide by.
+        n_kv_heads: usize,
+    },
+    /// The allocator refused.
+    OutOfMemory {
+        /// How many bytes it was asked for.
+        bytes: usize,
+    },
+}
+
+impl fmt::Display for ShapeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            ShapeError::Zero { what } => write!(f, "{what} must be at least 1"),
+            ShapeError::TooLarge { what, have, most } => {
+                write!(f, "{what} is {have}, the most is {most}")
+            }
+            ShapeError::Overflow => {
+                f.write_str("the bytes of this shape exceed what one allocation can hold")
+            }
+            ShapeError::HeadsNotDivisible { n_heads, n_kv_heads } => {
+                write!(f, "{n_heads} query heads cannot be divided over {n_kv_heads} KV heads")
+            }
+            ShapeError::OutOfMemory { bytes } => write!(f, "{bytes} bytes could not be allocated"),
+        }
+    }
+}
+
+impl Error for ShapeError {}
+
+/// Why a sequence could not be changed or read. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PagedKvError {
+    /// The store had too few free blocks.
+    Exhausted(PagedStoreExhausted),
+    /// The sequence was filled from another store.
+    WrongStore {
+        /// The store that holds this sequence's blocks.
+        need: StoreId,
+        /// The store that was handed in.
+        have: StoreId,
+    },
+    /// Rows of the wrong length.
+    RowLength {
+        /// Which of the two arguments.
+        side: Side,
+        /// Numbers needed, over all rows.
+        need: usize,
+        /// Numbers handed in.
+        have: usize,
+    },
+    /// A block id that this store does not have.
+    BlockOutOfRange {
+        /// The id.
+        block: BlockId,
+        /// Blocks in the store.
+        total: usize,
+    },
+    /// A block that nobody holds, so that its content is nobody's promise.
+    BlockFree {
+        /// The id.
+        block: BlockId,
+    },
+    /// The number of blocks handed in does not cover the positions they should hold.
+    BlockCount {
+        /// Blocks needed for that many positions.
+        need: usize,
+        /// Blocks handed in.
+        have: usize,
+    },
+    /// The sequence must be empty for this, and is not.
+    NotEmpty {
+        /// Positions it holds.
+        len: usize,
+    },
+    /// A position that the sequence does not hold.
+    PositionOutOfRange {
+        /// The position asked for.
+        position: usize,
+        /// Positions it holds.
+        len: usize,
+    },
+    /// More positions than an index can count.
+    TooLong,
+}
+
+impl fmt::Display for PagedKvError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PagedKvError::Exhausted(inner) => inner.fmt(f),
+            PagedKvError::WrongStore { need, have } => {
+                write!(f, "this sequence lives in store {need}, not in store {have}")
+            }
+            PagedKvError::RowLength { side, need, have } => {
+                write!(f, "{side} rows need {need} numbers, got {have}")
+            }
+            PagedKvError::BlockOutOfRange { block, total } => {
+                write!(f, "block {block} is out of range, the store has {total}")
+            }
+            PagedKvError::BlockFree { block } => write!(f, "block {block} is free"),
+            PagedKvError::BlockCount { need, have } => {
+                write!(f, "{need} blocks are needed for that many positions, got {have}")
+            }
+            PagedKvError::NotEmpty { len } => {
+                write!(f, "the sequence must be empty, it holds {len} positions")
+            }
+            PagedKvError::PositionOutOfRange { position, len } => {
+                write!(f, "position {position} is out of range, the sequence holds {len}")
+            }
+            PagedKvError::TooLong => f.write_str("more positions than an index can count"),
+        }
+    }
+}
+
+impl Error for PagedKvError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            PagedKvError::Exhausted(inner) => Some(inner),
+            _ => None,
+        }
+    }
+}
+
+impl From<PagedStoreExhausted> for PagedKvError {
+    fn from(inner: PagedStoreExhausted) -> Self {
+        PagedKvError::Exhausted(inner)
+    }
+}
+
+/// Why a contiguous cache could not be changed or read. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KvCacheError {
+    /// The pool had too few free blocks.
+    Exhausted(KvPoolExhausted),
+    /// The shape cannot exist, or memory for another tile could not be had.
+    Shape(ShapeError),
+    /// Rows of the wrong length.
+    RowLength {
+        /// Which of the two arguments.
+        side: Side,
+        /// Numbers needed, over all rows.
+        need: usize,
+        /// Numbers handed in.
+        have: usize,
+    },
+    /// A position that the cache does not hold.
+    PositionOutOfRange {
+        /// The position asked for.
+        position: usize,
+        /// Positions it holds.
+        len: usize,
+    },
+}
+
+impl fmt::Display for KvCacheError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KvCacheError::Exhausted(inner) => inner.fmt(f),
+            KvCacheError::Shape(inner) => inner.fmt(f),
+            KvCacheError::RowLength { side, need, have } => {
+                write!(f, "{side} rows need {need} numbers, got {have}")
+            }
+            KvCacheError::PositionOutOfRange { position, len } => {
+                write!(f, "position {position} is out of range, the cache holds {len}")
+            }
+        }
+    }
+}
+
+impl Error for KvCacheError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            KvCacheError::Exhausted(inner) => Some(inner),
+            KvCacheError::Shape(inner) => Some(inner),
+            _ => None,
+        }
+    }
+}
+
+impl From<KvPoolExhausted> for KvCacheError {
+    fn from(inner: KvPoolExhausted) -> Self {
+        KvCacheError::Exhausted(inner)
+    }
+}
+
+impl From<ShapeError> for KvCacheError {
+    fn from(inner: ShapeError) -> Self {
+        KvCacheError::Shape(inner)
+    }
+}
+
+/// Why a page group handle was refused. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// The group that this handle named has been released by its last holder.
+    Stale {
+        /// The handle.
+        group: PageGroup,
+    },
+    /// The handle was given out by another `SharedPagedKv`.
+    WrongPool {
+        /// The handle.
+        group: PageGroup,
+    },
+    /// The group already has as many holders as can be counted.
+    TooManyHolders {
+        /// The handle.
+        group: PageGroup,
+    },
+}
+
+impl fmt::Display for GroupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GroupError::Stale { group } => write!(f, "page group {group} is stale"),
+            GroupError::WrongPool { group } => {
+                write!(f, "page group {group} belongs to another pool")
+            }
+            GroupError::TooManyHolders { group } => {
+                write!(f, "page group {group} has too many holders")
+            }
+        }
+    }
+}
+
+impl Error for GroupError {}
+
+/// Why attention was refused. `out`, the LSE and the caches are as they were.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum AttentionError {
+    /// The head counts do not fit each other.
+    Shape(ShapeError),
+    /// The query is not a whole number of rows.
+    QueryLength {
+        /// Numbers in one query row over all heads.
+        row: usize,
+        /// Numbers handed in.
+        have: usize,
+    },
+    /// A causal query row stands for one of the last cached positions, and there are too few.
+    TooManyQueryRows {
+        /// Query rows handed in.
+        rows: usize,
+        /// Positions cached.
+        len: usize,
+    },
+    /// The sequence was filled from another store.
+    WrongStore {
+        /// The store that holds this sequence's blocks.
+        need: StoreId,
+        /// The store that was handed in.
+        have: StoreId,
+    },
+    /// The output has the wrong length.
+    OutLength {
+        /// Numbers needed.
+        need: usize,
+        /// Numbers handed in.
+        have: usize,
+    },
+    /// The LSE output has the wrong length.
+    LseLength {
+        /// Numbers needed: query rows x query heads.
+        need: usize,
+        /// Numbers handed in.
+        have: usize,
+    },
+    /// The scratch is too short.
+    ScratchLength {
+        /// Numbers needed at least.
+        need: usize,
+        /// Numbers handed in.
+        have: usize,
+    },
+    /// An option with one number per query head has the wrong length.
+    PerHeadLength {
+        /// The option.
+        what: &'static str,
+        /// Query heads.
+        need: usize,
+        /// Numbers handed in.
+        have: usize,
+    },
+    /// An option has a value that no formula can use.
+    BadOption {
+        /// The option.
+        what: &'static str,
+        /// What it was set to.
+        have: f32,
+    },
+}
+
+impl fmt::Display for AttentionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AttentionError::Shape(inner) => inner.fmt(f),
+            AttentionError::QueryLength { row, have } => {
+                write!(f, "query rows are {row} numbers long, {have} is no multiple of that")
+            }
+            AttentionError::TooManyQueryRows { rows, len } => {
+                write!(f, "{rows} query rows stand for the last cached positions, of {len}")
+            }
+            AttentionError::WrongStore { need, have } => {
+                write!(f, "this sequence lives in store {need}, not in store {have}")
+            }
+            AttentionError::OutLength { need, have } => {
+                write!(f, "the output needs {need} numbers, got {have}")
+            }
+            AttentionError::LseLength { need, have } => {
+                write!(f, "the LSE output needs {need} numbers, got {have}")
+            }
+            AttentionError::ScratchLength { need, have } => {
+                write!(f, "the scratch needs {need} numbers, got {have}")
+            }
+            AttentionError::PerHeadLength { what, need, have } => {
+                write!(f, "{what} needs one number for each of {need} query heads, got {have}")
+            }
+            AttentionError::BadOption { what, have } => write!(f, "{what} cannot be {have}"),
+        }
+    }
+}
+
+impl Error for AttentionError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            AttentionError::Shape(inner) => Some(inner),
+            _ => None,
+        }
+    }
+}
+
+impl From<ShapeError> for AttentionError {
+    fn from(inner: ShapeError) -> Self {
+        AttentionError::Shape(inner)
+    }
+}

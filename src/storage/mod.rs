@@ -1,0 +1,2 @@
+pub(crate) mod memory;
+pub(crate) mod view;

@@ -1,0 +1,61 @@
+//! The one currency that attention accepts: a sequence's pages, in order, however they are held.
+
+use super::memory::Memory;
+use crate::element::Element;
+use crate::element::tile::Layout;
+use crate::id::BlockId;
+
+/// A sequence as attention sees it: position `p` stands in row `p % block_size` of
+/// `block(p / block_size)`.
+#[derive(Clone, Copy, Debug)]
+pub struct KvView<'a, E: Element> {
+    layout: Layout<E>,
+    pages: Pages<'a, E>,
+    len: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Pages<'a, E: Element> {
+    /// Blocks of a shared store, found through a block table.
+    Table { memory: &'a [E::Stored], table: &'a [BlockId] },
+    /// Blocks of the sequence's own, in order.
+    Owned(&'a [Memory]),
+}
+
+impl<'a, E: Element> KvView<'a, E> {
+    /// The first `len` positions of the blocks that `table` names in `memory`.
+    pub(crate) fn table(
+        layout: Layout<E>,
+        memory: &'a [E::Stored],
+        table: &'a [BlockId],
+        len: usize,
+    ) -> Self {
+        debug_assert!(layout.shape().blocks_for(len) <= table.len(), "a table covers its sequence");
+        KvView { layout, pages: Pages::Table { memory, table }, len }
+    }
+
+    /// The first `len` positions of these blocks.
+    pub(crate) fn owned(layout: Layout<E>, blocks: &'a [Memory], len: usize) -> Self {
+        debug_assert!(layout.shape().blocks_for(len) <= blocks.len(), "tiles cover the cache");
+        KvView { layout, pages: Pages::Owned(blocks), len }
+    }
+
+    /// Positions in the sequence.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn layout(&self) -> Layout<E> {
+        self.layout
+    }
+
+    /// The numbers of the sequence's `index`-th block.
+    #[inline(always)]
+    pub(crate) fn block(&self, index: usize) -> &'a [E::Stored] {
+        let len = self.layout.block_len();
+        match self.pages {
+            Pages::Table { memory, table } => &memory[table[index].index() * len..][..len],
+            Pages::Owned(blocks) => blocks[index].numbers(),
+        }
+    }
+}
