@@ -97,7 +97,13 @@ impl<E: Element> Layout<E> {
     }
 
     /// Reads one key row of one head back.
-    pub(crate) fn read_k(&self, block: &[E::Stored], head: usize, position: usize, out: &mut [f32]) {
+    pub(crate) fn read_k(
+        &self,
+        block: &[E::Stored],
+        head: usize,
+        position: usize,
+        out: &mut [f32],
+    ) {
         let tile = self.tile(block, head);
         let panel = self.k_panel(position);
         let cells = tile[panel.start..].iter().skip(position % PANEL).step_by(panel.width);
@@ -107,7 +113,13 @@ impl<E: Element> Layout<E> {
     }
 
     /// Reads one value row of one head back.
-    pub(crate) fn read_v(&self, block: &[E::Stored], head: usize, position: usize, out: &mut [f32]) {
+    pub(crate) fn read_v(
+        &self,
+        block: &[E::Stored],
+        head: usize,
+        position: usize,
+        out: &mut [f32],
+    ) {
         let tile = self.tile(block, head);
         for (index, part) in out.chunks_mut(PANEL).enumerate() {
             let panel = self.v_panel(index);

@@ -42,7 +42,9 @@ impl Memory {
 
     /// The numbers.
     pub(crate) fn numbers<T: Pod>(&self) -> &[T] {
-        bytemuck::cast_slice(&bytemuck::cast_slice::<Unit, u8>(&self.units)[self.start..][..self.bytes])
+        bytemuck::cast_slice(
+            &bytemuck::cast_slice::<Unit, u8>(&self.units)[self.start..][..self.bytes],
+        )
     }
 
     /// The numbers, to be written.
@@ -77,9 +79,6 @@ mod tests {
         assert_eq!(Memory::zeroed::<f32>(usize::MAX).err(), Some(ShapeError::Overflow));
         assert_eq!(Memory::zeroed::<f32>(usize::MAX / 4).err(), Some(ShapeError::Overflow));
         let bytes = isize::MAX as usize / 2;
-        assert!(matches!(
-            Memory::zeroed::<u8>(bytes).err(),
-            Some(ShapeError::OutOfMemory { .. })
-        ));
+        assert!(matches!(Memory::zeroed::<u8>(bytes).err(), Some(ShapeError::OutOfMemory { .. })));
     }
 }
