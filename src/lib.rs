@@ -5,7 +5,7 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
-mod attention_stub {}
+pub mod attention;
 mod element;
 mod error;
 mod id;
@@ -14,6 +14,15 @@ mod shape;
 mod simd;
 mod storage;
 
+pub use element::Element;
 pub use error::*;
 pub use id::*;
 pub use shape::*;
+pub use simd::{Level, Levels};
+
+/// caches
+pub mod cache {
+    pub use crate::storage::contiguous::KvCache;
+    pub use crate::storage::paged::PagedKvStore;
+    pub use crate::storage::sequence::PagedKvCache;
+}
