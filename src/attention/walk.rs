@@ -12,7 +12,7 @@ use crate::element::tile::PANEL;
 use crate::kernel::scores::scores;
 use crate::kernel::softmax::{Rule, softmax};
 use crate::kernel::state::{Head, finish, merge};
-use crate::kernel::values::{Extent, values};
+use crate::kernel::values::{Extent, Outputs, Weights, values};
 use crate::kernel::{SPLIT, ScoreRow, Span, TILE};
 use crate::shape::GqaShape;
 use crate::simd::{Kernel, LANES, MOST_ROWS, Simd};
@@ -349,7 +349,8 @@ impl<'a, E: Element> Item<'_, 'a, E> {
             if extent.is_empty() {
                 continue;
             }
-            self.accumulate(s, first, line, lines, extent, shrink, spans);
+            let taken = Taken { first, line, lines, extent };
+            self.accumulate(s, taken, shrink, spans);
             // What has shrunk once must not shrink again.
             shrink[line..line + lines].fill(1.0);
         }
@@ -359,40 +360,28 @@ impl<'a, E: Element> Item<'_, 'a, E> {
     fn accumulate<S: Simd>(
         &mut self,
         s: S,
-        first: usize,
-        line: usize,
-        lines: usize,
-        extent: Extent,
+        taken: Taken,
         shrink: &[f32; MOST_ROWS],
         spans: Spans<'_, 'a, E>,
     ) {
-        let (stride, v_width) = (self.stride, self.shape.kv().v_width());
-        let out = &mut self.regions.part_out[(first + line) * stride..][..lines * stride];
-        let weights = &self.regions.scores[line..line + lines];
-        let shrink = &shrink[line..line + lines];
+        let Taken { first, line, lines, extent } = taken;
+        let (stride, width) = (self.stride, self.shape.kv().v_width());
+        let rows = &mut self.regions.part_out[(first + line) * stride..][..lines * stride];
+        let mut out = Outputs { rows, stride, width };
+        let weights = Rows {
+            scores: &self.regions.scores[line..line + lines],
+            shrink: &shrink[line..line + lines],
+            extent,
+        };
         match lines {
-            1 => weigh::<S, E, 1>(s, weights, extent, shrink, spans, out, stride, v_width),
-            2 if S::ROWS >= 2 => {
-                weigh::<S, E, 2>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            3 if S::ROWS >= 3 => {
-                weigh::<S, E, 3>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            4 if S::ROWS >= 4 => {
-                weigh::<S, E, 4>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            5 if S::ROWS >= 5 => {
-                weigh::<S, E, 5>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            6 if S::ROWS >= 6 => {
-                weigh::<S, E, 6>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            7 if S::ROWS >= 7 => {
-                weigh::<S, E, 7>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            8 if S::ROWS >= 8 => {
-                weigh::<S, E, 8>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
+            1 => weigh::<S, E, 1>(s, weights, spans, &mut out),
+            2 if S::ROWS >= 2 => weigh::<S, E, 2>(s, weights, spans, &mut out),
+            3 if S::ROWS >= 3 => weigh::<S, E, 3>(s, weights, spans, &mut out),
+            4 if S::ROWS >= 4 => weigh::<S, E, 4>(s, weights, spans, &mut out),
+            5 if S::ROWS >= 5 => weigh::<S, E, 5>(s, weights, spans, &mut out),
+            6 if S::ROWS >= 6 => weigh::<S, E, 6>(s, weights, spans, &mut out),
+            7 if S::ROWS >= 7 => weigh::<S, E, 7>(s, weights, spans, &mut out),
+            8 if S::ROWS >= 8 => weigh::<S, E, 8>(s, weights, spans, &mut out),
             _ => {}
         }
     }
@@ -446,20 +435,36 @@ fn rows_of<const MR: usize>(q: &[f32], width: usize) -> [&[f32]; MR] {
     rows
 }
 
+/// Which rows of a group are done together, and over which positions.
+#[derive(Clone, Copy)]
+struct Taken {
+    /// The group's first row in the item.
+    first: usize,
+    /// The first row that is done, counted in the group.
+    line: usize,
+    lines: usize,
+    extent: Extent,
+}
+
+/// [`Weights`], before the number of rows is known to the compiler.
+#[derive(Clone, Copy)]
+struct Rows<'w> {
+    scores: &'w [ScoreRow],
+    shrink: &'w [f32],
+    extent: Extent,
+}
+
 #[inline(always)]
 fn weigh<'a, S: Simd, E: Element, const MR: usize>(
     s: S,
-    weights: &[ScoreRow],
-    extent: Extent,
-    shrink: &[f32],
+    rows: Rows<'_>,
     spans: Spans<'_, 'a, E>,
-    out: &mut [f32],
-    stride: usize,
-    v_width: usize,
+    out: &mut Outputs<'_>,
 ) {
-    let Some(weights) = weights.first_chunk::<MR>() else { return };
-    let Some(shrink) = shrink.first_chunk::<MR>() else { return };
-    values::<S, E, MR>(s, weights, extent, *shrink, spans, out, stride, v_width);
+    if let (Some(scores), Some(shrink)) = (rows.scores.first_chunk(), rows.shrink.first_chunk()) {
+        let weights = Weights::<MR> { rows: scores, shrink, extent: rows.extent };
+        values::<S, E, MR>(s, weights, spans, out);
+    }
 }
 
 /// The spans of a softmax tile, in the order of positions.
