@@ -73,6 +73,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod attention;
+mod cut;
 mod element;
 mod error;
 mod id;

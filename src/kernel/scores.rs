@@ -1,6 +1,7 @@
 //! Query rows times key panels.
 
 use super::{ScoreRow, Span};
+use crate::cut;
 use crate::element::Element;
 use crate::element::tile::PANEL;
 use crate::simd::product::{Columns, product};
@@ -50,7 +51,7 @@ pub(crate) fn scores<'a, S: Simd, E: Element, const MR: usize>(
             run.width == LANES && (count == 0 || run.stride == waiting[0].stride)
         });
         if let (true, Some(run)) = (joins, next) {
-            waiting[count] = run;
+            *cut::one_mut(&mut waiting, count) = run;
             count += 1;
             if count == S::COLUMNS[MR] {
                 together::<S, E, MR>(s, q, &waiting, out);
@@ -59,10 +60,10 @@ pub(crate) fn scores<'a, S: Simd, E: Element, const MR: usize>(
             continue;
         }
         if let Some(run) = next {
-            waiting[count] = run;
+            *cut::one_mut(&mut waiting, count) = run;
             count += 1;
         }
-        for run in &waiting[..count] {
+        for run in waiting.iter().take(count) {
             let columns = Columns { cells: [run.cells], stride: run.stride, width: run.width };
             multiply::<S, E, MR, 1>(s, q, columns, [run.at], out);
         }
@@ -89,7 +90,7 @@ impl<'a, E: Element, I: Iterator<Item = Span<'a, E>>> Runs<'a, E, I> {
         let panel = span.layout.k_panel(span.row);
         let column = span.row % PANEL;
         let width = (panel.width - column).min(LANES);
-        let cells = &span.cells[panel.start + column..];
+        let cells = cut::from(span.cells, panel.start + column);
         let run = Run { cells, stride: panel.width, width, at: span.at };
         if span.len > width {
             span.row += width;

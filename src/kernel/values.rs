@@ -1,6 +1,7 @@
 //! Probabilities times value panels.
 
 use super::{ScoreRow, Span};
+use crate::cut;
 use crate::element::Element;
 use crate::element::tile::PANEL;
 use crate::simd::product::{Columns, product};
@@ -92,7 +93,7 @@ fn block<'a, S: Simd, E: Element, const MR: usize, const NV: usize>(
     let rows = out.rows.chunks_exact(out.stride);
     for ((sums, row), shrink) in acc.iter_mut().zip(rows).zip(weights.shrink) {
         let factor = s.splat(*shrink);
-        for (sum, part) in sums.iter_mut().zip(row[first..].as_chunks().0) {
+        for (sum, part) in sums.iter_mut().zip(cut::from(row, first).as_chunks().0) {
             *sum = s.mul(factor, s.load(part));
         }
     }
@@ -107,17 +108,18 @@ fn block<'a, S: Simd, E: Element, const MR: usize, const NV: usize>(
         let start = panel.start + row * panel.width + place.column;
         let mut cells: [&[E::Stored]; NV] = [&[]; NV];
         for (index, run) in cells.iter_mut().enumerate() {
-            *run = &span.cells[start + index * LANES..];
+            *run = cut::from(span.cells, start + index * LANES);
         }
         let mut lines: [&[f32]; MR] = [&[]; MR];
         for (line, row) in lines.iter_mut().zip(weights.rows) {
-            *line = &row[from..to];
+            *line = cut::part(row, from, to - from);
         }
         let columns = Columns { cells, stride: panel.width, width: place.width };
         acc = product(s, acc, lines, columns, |s, cells| E::load(s, cells));
     }
     for (sums, row) in acc.iter().zip(out.rows.chunks_exact_mut(out.stride)) {
-        for (sum, part) in sums.iter().zip(row[first..].as_chunks_mut().0) {
+        for (sum, part) in sums.iter().zip(cut::part_mut(row, first, NV * LANES).as_chunks_mut().0)
+        {
             s.store(*sum, part);
         }
     }

@@ -9,6 +9,7 @@
 //! size: that is why a row's result does not depend on what else is in the tile.
 
 use super::{LANES, Simd};
+use crate::cut::out_of_bounds;
 
 /// A register tile: `MR` rows of `NV` vectors.
 pub(crate) type Tile<S, const MR: usize, const NV: usize> = [[<S as Simd>::F32; NV]; MR];
@@ -48,10 +49,10 @@ pub(crate) fn product<S: Simd, T, const MR: usize, const NV: usize>(
     let reach = (rows - 1).checked_mul(b.stride).and_then(|last| last.checked_add(b.width));
     let fits = |run: &[T]| reach.is_some_and(|reach| reach <= run.len());
     if b.width > LANES || !b.cells.iter().all(|run| fits(run)) {
-        tile_out_of_bounds();
+        out_of_bounds();
     }
     if !a.iter().all(|row| row.len() == rows) {
-        tile_out_of_bounds();
+        out_of_bounds();
     }
     for row in 0..rows {
         let mut vectors = [s.splat(0.0); NV];
@@ -73,10 +74,4 @@ pub(crate) fn product<S: Simd, T, const MR: usize, const NV: usize>(
         }
     }
     acc
-}
-
-#[cold]
-#[inline(never)]
-fn tile_out_of_bounds() -> ! {
-    panic!("a register tile reaches past its page: this is a fault in paged-kv");
 }
