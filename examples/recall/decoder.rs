@@ -59,8 +59,10 @@ use core::fmt;
 #[path = "weights.rs"]
 mod weights;
 
+#[allow(unused_imports, reason = "the example has no use for single signs, its test has")]
+pub(crate) use weights::code;
+pub(crate) use weights::mix;
 use weights::{Layer, Rotation, Unembedding, embed, recalled_channel, residual_width};
-pub(crate) use weights::{code, mix};
 
 /// A token, as an index into the vocabulary: the beginning, then the keys, then the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +169,15 @@ impl Config {
     pub(crate) fn value(&self, index: usize) -> Token {
         assert!(index < self.values, "there are {} values", self.values);
         Token((1 + self.keys + index) as u32)
+    }
+
+    /// The token in words.
+    pub(crate) fn name(&self, token: Token) -> alloc::string::String {
+        match (token.0 as usize).checked_sub(1) {
+            None => "beginning".into(),
+            Some(key) if key < self.keys => alloc::format!("key {key}"),
+            Some(index) => alloc::format!("value {}", index - self.keys),
+        }
     }
 
     fn check(&self) -> Result<(), ConfigError> {

@@ -153,14 +153,12 @@ pub(crate) struct Desk {
 impl Desk {
     /// Buffers for lists read in chunks of `rows` tokens.
     pub(crate) fn new(config: &Config, rows: usize) -> Desk {
-        Desk {
-            work: Workspace::new(config, rows),
-            logits: alloc::vec![0.0; config.vocabulary()],
-        }
+        Desk { work: Workspace::new(config, rows), logits: alloc::vec![0.0; config.vocabulary()] }
     }
 }
 
-/// Asks question `index` of `request`, whose list is in `memory`, and takes it back.
+/// Asks question `index` of `request`, whose list is in `memory`, and takes it back. Returns the
+/// answer and how many tokens went through the decoder for it.
 pub(crate) fn ask<M: Memory>(
     decoder: &Decoder,
     task: &Task,
@@ -168,20 +166,23 @@ pub(crate) fn ask<M: Memory>(
     index: usize,
     memory: &mut M,
     desk: &mut Desk,
-) -> Result<Answer, StepError<M::Error>> {
+) -> Result<(Answer, usize), StepError<M::Error>> {
     let config = decoder.config();
     let key = task.question(index);
     let value = task.value_of(request, key);
     let list_len = memory.len();
+    let mut tokens = 1;
     if index % DRAFT_EVERY == 0 {
         let wrong = config.value((value + 1) % task.values);
         decoder.forward(memory, &[config.key(key), wrong], &mut desk.work)?;
         memory.truncate(list_len).map_err(StepError::Memory)?;
+        tokens += 2;
     }
     decoder.forward(memory, &[config.key(key)], &mut desk.work)?;
     decoder.logits(&desk.work, &mut desk.logits);
     memory.truncate(list_len).map_err(StepError::Memory)?;
-    Ok(Answer::new(config, config.key(key), config.value(value), &desk.logits))
+    let answer = Answer::new(config, config.key(key), config.value(value), &desk.logits);
+    Ok((answer, tokens))
 }
 
 /// A hash of every bit of every logit, in the order in which they were computed.

@@ -176,12 +176,20 @@ impl Unembedding {
         Unembedding { panels, width }
     }
 
+    /// Sums of 16 signs first, then their sum: the numbers of a good answer are nearly equal, and
+    /// adding one number 128 times in a row rounds the same way each time.
     pub(super) fn apply(&self, recalled: &[f32], out: &mut [f32]) {
         for (panel, out) in self.panels.chunks_exact(self.width).zip(out.chunks_mut(16)) {
             let mut sums = [0.0f32; 16];
-            for (signs, &number) in panel.iter().zip(recalled) {
-                for (sum, sign) in sums.iter_mut().zip(signs) {
-                    *sum += sign * number;
+            for (panel, recalled) in panel.chunks(16).zip(recalled.chunks(16)) {
+                let mut part = [0.0f32; 16];
+                for (signs, &number) in panel.iter().zip(recalled) {
+                    for (part, sign) in part.iter_mut().zip(signs) {
+                        *part += sign * number;
+                    }
+                }
+                for (sum, part) in sums.iter_mut().zip(part) {
+                    *sum += part;
                 }
             }
             out.copy_from_slice(&sums[..out.len()]);
@@ -209,8 +217,7 @@ impl Rotation {
             for row in table.chunks_exact_mut(width) {
                 row[j] = cos as f32;
                 row[j + width / 2] = sin as f32;
-                (sin, cos) =
-                    (sin * cos_step + cos * sin_step, cos * cos_step - sin * sin_step);
+                (sin, cos) = (sin * cos_step + cos * sin_step, cos * cos_step - sin * sin_step);
             }
         }
         Rotation { table, width }
