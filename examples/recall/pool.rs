@@ -9,9 +9,9 @@
 //!
 //! # Giving back is a drop
 //!
-//! What a request holds hangs on its [`Lease`]: blocks, shares in the prefix, the promise. They go
-//! back when it is dropped, and a panic drops it too. A worker that dies must not make the pool
-//! smaller.
+//! What a request holds hangs on its [`Lease`]: a sequence over all layers, shares in the prefix,
+//! the promise. They go back when it is dropped, and a panic drops it too. A worker that dies must
+//! not make the pool smaller.
 
 use core::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -19,7 +19,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use paged_kv::attention::{
     AttentionOptions, attention_scratch_len, causal_gqa_attention_paged_into,
 };
-use paged_kv::cache::{PagedKvCache, PagedKvStore, SharedPagedKv};
+use paged_kv::cache::{SharedPagedKv, SharedSequence};
 use paged_kv::{
     AttentionError, BlockId, GqaShape, KvShape, Level, PageGroup, PagedKvError, ShapeError,
 };
@@ -136,14 +136,14 @@ impl Pool {
         let shape = KvShape::square(plan.block_size, config.n_kv_heads, config.head_dim)
             .map_err(PoolError::Shape)?;
         let gqa = GqaShape::new(shape, config.n_heads).map_err(PoolError::Shape)?;
-        let stores: Result<Vec<PagedKvStore>, ShapeError> =
-            (0..Config::N_LAYERS).map(|_| PagedKvStore::with_shape(shape, plan.blocks)).collect();
+        let layers = SharedPagedKv::with_shape(Config::N_LAYERS, shape, plan.blocks)
+            .map_err(PoolError::Shape)?;
         let full = prefix.len() / plan.block_size;
         let Some(left) = plan.blocks.checked_sub(full) else {
             return Err(PoolError::Prefix { need: full, have: plan.blocks });
         };
         let mut pool = Pool {
-            layers: SharedPagedKv::from_stores(stores.map_err(PoolError::Shape)?),
+            layers,
             gqa,
             plan,
             prefix: Prefix::default(),
@@ -245,7 +245,7 @@ impl Pool {
         Lease {
             pool: self,
             request,
-            caches: Default::default(),
+            sequence: SharedSequence::new(&self.layers),
             scratch: vec![0.0; attention_scratch_len(&self.gqa, self.plan.rows)],
             promised: 0,
             retained: 0,
@@ -258,7 +258,7 @@ impl Pool {
 pub(crate) struct Lease<'a> {
     pool: &'a Pool,
     request: Option<usize>,
-    caches: [PagedKvCache; Config::N_LAYERS],
+    sequence: SharedSequence<&'a SharedPagedKv>,
     scratch: Vec<f32>,
     promised: usize,
     retained: usize,
@@ -273,13 +273,13 @@ impl Lease<'_> {
 
     /// Its blocks in layer 0.
     pub(crate) fn table(&self) -> &[BlockId] {
-        self.caches[0].block_table()
+        self.sequence.cache(0).block_table()
     }
 
     /// Begins with the blocks of the prefix, of which `len` positions are filled.
     fn adopt(&mut self, len: usize) -> Result<(), MemoryError> {
         let pool = self.pool;
-        for (layer, cache) in self.caches.iter_mut().enumerate() {
+        for (layer, cache) in self.sequence.caches_mut().iter_mut().enumerate() {
             let blocks: Vec<BlockId> = pool
                 .prefix
                 .groups
@@ -298,10 +298,7 @@ impl Drop for Lease<'_> {
         if self.request.is_some() {
             lock(&pool.ledger).release(self.request);
         }
-        for (layer, cache) in self.caches.iter_mut().enumerate() {
-            let released = cache.release(&mut pool.layers.write(layer));
-            debug_assert!(released.is_ok(), "a sequence goes back to the layer that filled it");
-        }
+        self.sequence.release();
         for &group in &pool.prefix.groups[..self.retained] {
             pool.layers.release_group(group);
         }
@@ -315,19 +312,19 @@ impl Memory for Lease<'_> {
     type Error = MemoryError;
 
     fn len(&self) -> usize {
-        self.caches[Config::N_LAYERS - 1].seq_len()
+        self.sequence.cache(Config::N_LAYERS - 1).seq_len()
     }
 
     /// Under the write guard for the rows alone: attention of others waits for no more than that.
     fn append(&mut self, layer: usize, k: &[f32], v: &[f32], n: usize) -> Result<(), MemoryError> {
         let mut store = self.pool.layers.write(layer);
-        Ok(self.caches[layer].append(&mut store, k, v, n)?)
+        Ok(self.sequence.cache_mut(layer).append(&mut store, k, v, n)?)
     }
 
     fn attend(&mut self, layer: usize, q: &[f32], out: &mut [f32]) -> Result<(), MemoryError> {
         let pool = self.pool;
         let options = AttentionOptions::new().level(pool.plan.level);
-        let (cache, scratch) = (&self.caches[layer], &mut self.scratch);
+        let (cache, scratch) = (self.sequence.cache(layer), &mut self.scratch);
         let store = pool.layers.read(layer);
         causal_gqa_attention_paged_into(
             q,
@@ -342,7 +339,7 @@ impl Memory for Lease<'_> {
     }
 
     fn truncate(&mut self, len: usize) -> Result<(), MemoryError> {
-        for (layer, cache) in self.caches.iter_mut().enumerate() {
+        for (layer, cache) in self.sequence.caches_mut().iter_mut().enumerate() {
             if cache.seq_len() > len {
                 cache.truncate(&mut self.pool.layers.write(layer), len)?;
             }

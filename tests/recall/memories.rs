@@ -1,4 +1,6 @@
 //! Three memories for one decoder: rows attended in `f64`, contiguous caches, paged ones.
+//!
+//! What holds no row holds NaN here, scratch too: whoever reads what nobody wrote is found out.
 
 use core::convert::Infallible;
 
@@ -111,7 +113,11 @@ pub(crate) struct Contiguous {
 impl Contiguous {
     pub(crate) fn new(config: &Config, rows: usize, level: Level) -> Contiguous {
         Contiguous {
-            caches: core::array::from_fn(|_| KvCache::new(config.n_kv_heads, config.head_dim)),
+            caches: core::array::from_fn(|_| {
+                let mut cache = KvCache::new(config.n_kv_heads, config.head_dim);
+                cache.poison_free();
+                cache
+            }),
             n_heads: config.n_heads,
             level,
             scratch: scratch(config, 64, rows),
@@ -165,8 +171,12 @@ impl Paged {
         block_size: usize,
         blocks: [usize; Config::N_LAYERS],
     ) -> Paged {
-        let store =
-            |blocks| PagedKvStore::new(block_size, blocks, config.n_kv_heads, config.head_dim);
+        let store = |blocks| {
+            let (heads, width) = (config.n_kv_heads, config.head_dim);
+            let mut store = PagedKvStore::new(block_size, blocks, heads, width);
+            store.poison_free();
+            store
+        };
         Paged {
             stores: blocks.map(store),
             caches: Default::default(),
@@ -206,7 +216,6 @@ impl Memory for Paged {
     }
 }
 
-/// Filled with NaN: whoever reads what nobody wrote shall be found out.
 fn scratch(config: &Config, block_size: usize, rows: usize) -> Vec<f32> {
     let shape = KvShape::square(block_size, config.n_kv_heads, config.head_dim).unwrap();
     let gqa = GqaShape::new(shape, config.n_heads).unwrap();
