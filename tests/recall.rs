@@ -11,10 +11,15 @@ extern crate alloc;
 mod decoder;
 #[path = "recall/memories.rs"]
 mod memories;
+#[cfg(any(feature = "std", feature = "spin"))]
 #[path = "../examples/recall/pool.rs"]
 mod pool;
+#[cfg(any(feature = "std", feature = "spin"))]
 #[path = "../examples/recall/serve.rs"]
 mod serve;
+#[cfg(any(feature = "std", feature = "spin"))]
+#[path = "recall/shared.rs"]
+mod shared;
 #[path = "../examples/recall/task.rs"]
 mod task;
 
@@ -22,8 +27,6 @@ use paged_kv::Level;
 
 use decoder::{Config, ConfigError, Decoder, Memory, StepError, Token, code};
 use memories::{Contiguous, Oracle, Paged};
-use pool::{Holder, Pool, PoolError, PoolPlan};
-use serve::{Counters, Service, Stage};
 use task::{Answer, Desk, Digest, Task, ask};
 
 /// What one request said: every logit of every question, and the answers.
@@ -98,11 +101,10 @@ where
 
 const SMALL: Task = Task { shared_pairs: 60, own_pairs: 240, values: 97 };
 
-/// How far a logit may be from the oracle's. A whole code gives 128, and the oracle's own heads
-/// are rounded to `f32`, which moves a logit by some 1e-6 of that. The rest is for scores: those
-/// of layer 1 go to 350, where a score can be off by 1e-4, and so can a weight that leaks, of
-/// which there are some percent.
-const TOLERANCE: f32 = 2e-3;
+/// How far a logit may be from the oracle's. Near 128, where the right ones are, two neighbouring
+/// `f32` are 8e-6 apart; 300 questions of 601 rows were at most 4.6e-5 off, at every level. A sum
+/// of exponentials that drops its small terms is off by 3e-4.
+const TOLERANCE: f32 = 1.5e-4;
 
 #[test]
 fn the_circuit_recalls_in_f64() {
@@ -140,7 +142,7 @@ fn logits_have_the_same_bits_wherever_the_rows_are() {
     let config = decoder.config();
     for fused in [false, true] {
         let mut first: Option<Run> = None;
-        for level in Level::available().filter(|level| level.fused() == fused) {
+        for level in Level::available().filter(|level| level.is_fused() == fused) {
             let whole = run(&decoder, &SMALL, 1, 64, 3, &mut Contiguous::new(config, 64, level));
             let expected = first.get_or_insert(whole);
             for rows in [1, 7, 64, 601] {
@@ -156,88 +158,6 @@ fn logits_have_the_same_bits_wherever_the_rows_are() {
             }
         }
     }
-}
-
-fn pool(decoder: &Decoder, block_size: usize, blocks: usize) -> Result<Pool, PoolError> {
-    let plan = PoolPlan { block_size, blocks, rows: serve::ROWS, level: Level::detect() };
-    let prefix = &SMALL.list(decoder.config(), 0)[..SMALL.prefix_len()];
-    Pool::open(decoder, plan, prefix)
-}
-
-/// More requests than fit at once: some wait, all are right, and each says to the bit what it says
-/// alone in memory of its own.
-#[test]
-fn requests_that_share_a_pool_say_what_they_say_alone() {
-    let decoder = Decoder::new(SMALL.config()).unwrap();
-    let config = decoder.config();
-    let requests = 5;
-    let alone: Vec<Digest> = (0..requests)
-        .map(|request| {
-            let mut memory = Contiguous::new(config, 64, Level::detect());
-            run(&decoder, &SMALL, request, 64, 1, &mut memory).digest()
-        })
-        .collect();
-    for block_size in [16, 48] {
-        let shared = SMALL.prefix_len() / block_size;
-        let need = SMALL.positions().div_ceil(block_size) - shared;
-        let blocks = shared + 2 * need + 1;
-        let pool = pool(&decoder, block_size, blocks).unwrap();
-        assert_eq!((pool.shared_blocks(), pool.need(SMALL.positions())), (shared, need));
-        let counters = Counters::default();
-        let service =
-            Service { decoder: &decoder, task: &SMALL, pool: &pool, requests, threads: 4 };
-        let mut waited = 0;
-        let outcomes = serve::serve(service, &counters, |change| {
-            waited += usize::from(matches!(change, Some((_, Stage::Waiting))));
-        });
-        println!("blocks of {block_size}: {waited} of {requests} waited");
-        for (outcome, alone) in outcomes.iter().zip(&alone) {
-            let outcome = outcome.as_ref().expect("everybody fits in time");
-            assert_eq!((outcome.right, outcome.asked), (SMALL.keys(), SMALL.keys()));
-            assert_eq!(outcome.digest, *alone);
-            assert!(outcome.least_weight >= Answer::LEAST_WEIGHT && outcome.shown.len() == 3);
-        }
-        assert!(serve::digest(&outcomes).is_some());
-        let fullest = pool.fullest();
-        let count = |of: Holder| fullest.iter().filter(|&&holder| holder == of).count();
-        assert_eq!((fullest.len(), count(Holder::Shared)), (blocks, shared));
-        assert!(count(Holder::Free) < blocks - shared, "somebody held something");
-        assert_eq!(pool.free_blocks(), blocks - shared);
-        assert_eq!(pool.close(), 0, "every block came back");
-    }
-}
-
-#[test]
-fn a_request_that_can_never_fit_is_told_so() {
-    let decoder = Decoder::new(SMALL.config()).unwrap();
-    let small = pool(&decoder, 16, 7 + 30).unwrap();
-    let refused = small.admit(0, SMALL.positions(), || unreachable!("waiting would not help"));
-    assert!(matches!(refused, Err(PoolError::NeverFits { need: 31, have: 30 })), "{refused:?}");
-    drop(refused);
-    assert!(matches!(pool(&decoder, 16, 6), Err(PoolError::Prefix { need: 7, have: 6 })));
-}
-
-/// A worker that panics half-way through its list holds nothing afterwards.
-#[test]
-fn a_panic_gives_the_blocks_back() {
-    let decoder = Decoder::new(SMALL.config()).unwrap();
-    let pool = pool(&decoder, 16, 7 + 31).unwrap();
-    let free = pool.free_blocks();
-    std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            let mut lease = pool.admit(0, SMALL.positions(), || ()).unwrap();
-            let mut desk = Desk::new(decoder.config(), serve::ROWS);
-            let list = SMALL.list(decoder.config(), 0);
-            decoder.forward(&mut lease, &list[pool.prefix_len()..400], &mut desk.work).unwrap();
-            assert!(pool.free_blocks() < free);
-            std::panic::resume_unwind(Box::new("a worker dies"));
-        });
-        assert!(worker.join().is_err());
-    });
-    assert_eq!(pool.free_blocks(), free);
-    let again = pool.admit(1, SMALL.positions(), || unreachable!("the promise came back too"));
-    drop(again.unwrap());
-    assert_eq!(pool.close(), 0);
 }
 
 /// Where the second layer runs out, the first gives back what it took.
@@ -279,6 +199,27 @@ fn a_wrong_row_is_a_wrong_answer() {
     }
     let (answer, _) = ask(&decoder, &SMALL, 1, 5, &mut memory, &mut desk).unwrap();
     assert!(answer.is_right());
+}
+
+/// Without this a neighbour's row could be a right answer.
+#[test]
+fn lists_share_a_prefix_and_no_value_after_it() {
+    let config = SMALL.config();
+    let lists: Vec<Vec<Token>> = (0..5).map(|request| SMALL.list(&config, request)).collect();
+    let shared = SMALL.prefix_len();
+    for (i, a) in lists.iter().enumerate() {
+        assert_eq!(a.len(), SMALL.list_len());
+        for b in &lists[..i] {
+            assert_eq!(a[..shared], b[..shared]);
+            for (at, (a, b)) in a.iter().zip(b).enumerate().skip(shared) {
+                let is_key = at % 2 == 1;
+                assert_eq!(a == b, is_key, "token {at}");
+            }
+        }
+    }
+    let mut asked: Vec<usize> = (0..SMALL.keys()).map(|index| SMALL.question(index)).collect();
+    asked.sort_unstable();
+    assert!(asked.into_iter().eq(0..SMALL.keys()), "every key once");
 }
 
 #[test]

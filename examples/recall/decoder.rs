@@ -193,11 +193,11 @@ impl Config {
                 return Err(ConfigError::Zero(what));
             }
         }
-        if self.n_heads % self.n_kv_heads != 0 {
+        if !self.n_heads.is_multiple_of(self.n_kv_heads) {
             return Err(ConfigError::Heads);
         }
         let group = self.n_heads / self.n_kv_heads;
-        if self.head_dim % 2 != 0 || self.head_dim % group != 0 {
+        if !self.head_dim.is_multiple_of(2) || !self.head_dim.is_multiple_of(group) {
             return Err(ConfigError::Width);
         }
         for (number, least, what) in [

@@ -22,6 +22,7 @@ Exit code 0: all answers right. 1: not all. 2: options that make no sense.
 const MOST_PAIRS: usize = 65_536;
 const MOST_THREADS: usize = 256;
 const MOST_BLOCK_SIZE: usize = 65_536;
+const MOST_BLOCKS: usize = 1 << 24;
 
 /// What to do.
 #[derive(Debug)]
@@ -74,7 +75,7 @@ pub(crate) fn parse(
             "--threads" => options.threads = number(&name, &value, MOST_THREADS)?,
             "--block-size" => options.block_size = number(&name, &value, MOST_BLOCK_SIZE)?,
             "--pool-blocks" => {
-                options.pool_blocks = Some(number(&name, &value, u32::MAX as usize)?);
+                options.pool_blocks = Some(number(&name, &value, MOST_BLOCKS)?);
             }
             _ => options.level = level(&value)?,
         }

@@ -1,8 +1,9 @@
 //! Requests on threads: each waits for its place, reads its list, answers, and leaves.
 
+use core::panic::AssertUnwindSafe;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::catch_unwind;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use crate::decoder::{Decoder, Memory};

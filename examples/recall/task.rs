@@ -172,7 +172,7 @@ pub(crate) fn ask<M: Memory>(
     let value = task.value_of(request, key);
     let list_len = memory.len();
     let mut tokens = 1;
-    if index % DRAFT_EVERY == 0 {
+    if index.is_multiple_of(DRAFT_EVERY) {
         let wrong = config.value((value + 1) % task.values);
         decoder.forward(memory, &[config.key(key), wrong], &mut desk.work)?;
         memory.truncate(list_len).map_err(StepError::Memory)?;

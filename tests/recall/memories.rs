@@ -9,10 +9,9 @@ use paged_kv::attention::{
     causal_gqa_attention_paged_into,
 };
 use paged_kv::cache::{KvCache, PagedKvCache, PagedKvStore};
-use paged_kv::{GqaShape, KvShape, Level};
+use paged_kv::{GqaShape, KvShape, Level, PagedKvError};
 
 use crate::decoder::{Config, Memory};
-use crate::pool::MemoryError;
 
 /// Rows as they came, attention in `f64`.
 pub(crate) struct Oracle {
@@ -188,25 +187,26 @@ impl Paged {
 }
 
 impl Memory for Paged {
-    type Error = MemoryError;
+    type Error = PagedKvError;
 
     fn len(&self) -> usize {
         self.caches[Config::N_LAYERS - 1].seq_len()
     }
 
-    fn append(&mut self, layer: usize, k: &[f32], v: &[f32], n: usize) -> Result<(), MemoryError> {
-        Ok(self.caches[layer].append(&mut self.stores[layer], k, v, n)?)
+    fn append(&mut self, layer: usize, k: &[f32], v: &[f32], n: usize) -> Result<(), PagedKvError> {
+        self.caches[layer].append(&mut self.stores[layer], k, v, n)
     }
 
-    fn attend(&mut self, layer: usize, q: &[f32], out: &mut [f32]) -> Result<(), MemoryError> {
+    fn attend(&mut self, layer: usize, q: &[f32], out: &mut [f32]) -> Result<(), PagedKvError> {
         let options = AttentionOptions::new().level(self.level);
         let (store, cache) = (&self.stores[layer], &self.caches[layer]);
         let scratch = &mut self.scratch;
         causal_gqa_attention_paged_into(q, store, cache, self.n_heads, &options, out, scratch)
-            .map_err(MemoryError::Attention)
+            .expect("the shapes are the decoder's");
+        Ok(())
     }
 
-    fn truncate(&mut self, len: usize) -> Result<(), MemoryError> {
+    fn truncate(&mut self, len: usize) -> Result<(), PagedKvError> {
         for (cache, store) in self.caches.iter_mut().zip(&mut self.stores) {
             if cache.seq_len() > len {
                 cache.truncate(store, len)?;
