@@ -78,7 +78,8 @@ pub fn attention_scratch_len(shape: &GqaShape, n_q: usize) -> usize {
     let out = shape.kv().v_width().next_multiple_of(LANES);
     let scores = MOST_ROWS * size_of::<ScoreRow>() / size_of::<f32>();
     // A line to spare, so that regions can start on one.
-    LANES + scores + rows * (shape.kv().k_width() + 2 * out + 4)
+    let row = shape.kv().k_width().saturating_add(2 * out + 4);
+    (LANES + scores).saturating_add(rows.saturating_mul(row))
 }
 
 /// The scratch, cut into regions.

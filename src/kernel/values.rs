@@ -50,12 +50,14 @@ pub(crate) fn values<'a, S: Simd, E: Element, const MR: usize>(
             } else if wide == 2 && left >= 2 * LANES {
                 block::<S, E, MR, 2>(s, p, extent, shrink, spans.clone(), out, place, LANES);
                 column += 2 * LANES;
-            } else if left >= LANES {
+            } else if wide == 1 && left >= LANES {
                 block::<S, E, MR, 1>(s, p, extent, shrink, spans.clone(), out, place, LANES);
                 column += LANES;
             } else {
-                block::<S, E, MR, 1>(s, p, extent, shrink, spans.clone(), out, place, left);
-                column += left;
+                // What is left over, and the end of a width that is no multiple of sixteen.
+                let width = left.min(LANES);
+                block::<S, E, MR, 1>(s, p, extent, shrink, spans.clone(), out, place, width);
+                column += width;
             }
         }
     }
