@@ -222,6 +222,48 @@ fn lists_share_a_prefix_and_no_value_after_it() {
     assert!(asked.into_iter().eq(0..SMALL.keys()), "every key once");
 }
 
+/// A memory whose rollback takes the length back and leaves the rows.
+struct Stale {
+    rows: Oracle,
+    len: usize,
+}
+
+impl Memory for Stale {
+    type Error = core::convert::Infallible;
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn append(&mut self, layer: usize, k: &[f32], v: &[f32], n: usize) -> Result<(), Self::Error> {
+        if layer + 1 == Config::N_LAYERS {
+            self.len += n;
+        }
+        self.rows.append(layer, k, v, n)
+    }
+
+    fn attend(&mut self, layer: usize, q: &[f32], out: &mut [f32]) -> Result<(), Self::Error> {
+        self.rows.attend(layer, q, out)
+    }
+
+    fn truncate(&mut self, len: usize) -> Result<(), Self::Error> {
+        self.len = len;
+        Ok(())
+    }
+}
+
+/// The other canary: a draft that was rolled back is still read.
+#[test]
+fn a_stale_row_is_a_wrong_answer() {
+    let decoder = Decoder::new(SMALL.config()).unwrap();
+    let mut desk = Desk::new(decoder.config(), 64);
+    let mut memory = Stale { rows: Oracle::new(decoder.config()), len: 0 };
+    decoder.forward(&mut memory, &SMALL.list(decoder.config(), 1), &mut desk.work).unwrap();
+    let (answer, tokens) = ask(&decoder, &SMALL, 1, 0, &mut memory, &mut desk).unwrap();
+    assert_eq!(tokens, 3, "question 0 comes after a draft");
+    assert!(!answer.is_right(), "{answer:?}");
+}
+
 #[test]
 fn sizes_that_make_no_decoder_are_refused() {
     let good = SMALL.config();
