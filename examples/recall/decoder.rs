@@ -135,6 +135,24 @@ impl Config {
     pub(crate) const N_LAYERS: usize = 2;
 
     /// Four query heads over two KV heads of 64, for lists of `positions` tokens.
+    ///
+    /// The sharpness was chosen by trial, in `f64`, with 4,609 tokens and 58 questions. In each line
+    /// the faintest right answer, as a part of a whole code, and the best wrong one:
+    ///
+    /// ```text
+    /// previous  match   right   wrong
+    ///   2.5     0.2     0.946   0.361
+    ///   4       0.2     0.977   0.368
+    ///   8       0.2     0.981   0.370    taken
+    ///  24       0.2     0.981   0.370
+    ///   8       0.12    0.490   0.214
+    ///   8       0.15    0.815   0.313
+    ///   8       0.3     0.9997  0.375
+    ///   8       1.0     1       0.375    whole numbers: nothing leaks, nothing can be told
+    /// ```
+    ///
+    /// More tokens leak more. With more questions the faintest answer is 0.976 at 4,609 tokens,
+    /// 0.963 at 8,705 and 0.88 at 16,897.
     pub(crate) fn wide(keys: usize, values: usize, positions: usize) -> Config {
         Config {
             n_heads: 4,

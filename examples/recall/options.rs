@@ -18,8 +18,10 @@ usage: recall [options]
 Exit code 0: all answers right. 1: not all. 2: options that make no sense.
 ";
 
-/// Bounds that keep a slip of the finger from becoming an hour of work or a machine out of memory.
-const MOST_PAIRS: usize = 65_536;
+/// The decoder's sharpness is made for lists of some thousand tokens. With 8,192 pairs the faintest
+/// right answer has 0.88 of full weight, and one of another list would be called too faint.
+const MOST_PAIRS: usize = 4096;
+/// These keep a slip of the finger from taking the machine's memory.
 const MOST_THREADS: usize = 256;
 const MOST_BLOCK_SIZE: usize = 65_536;
 const MOST_BLOCKS: usize = 1 << 24;

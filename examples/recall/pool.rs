@@ -90,7 +90,8 @@ impl fmt::Display for PoolError {
             }
             PoolError::NeverFits { need, have } => write!(
                 f,
-                "it needs {need} blocks beside the shared prefix, and the pool has {have}, taken or not"
+                "it needs {need} blocks beside the shared prefix, and there are {have}, \
+                 taken or not"
             ),
             PoolError::Step(error) => write!(f, "the prefix could not be read: {error}"),
         }
