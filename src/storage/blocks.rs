@@ -46,7 +46,7 @@ use alloc::boxed::Box;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::error::{PagedStoreExhausted, ShapeError};
+use crate::error::{Miscount, PagedStoreExhausted, ShapeError};
 use crate::id::BlockId;
 
 /// The end of the stack; no block has this id.
@@ -230,6 +230,42 @@ impl Blocks {
         // Acquire: where another holder has just gone, its reads are over before we write.
         let word = self.words[block.index()].load(Ordering::Acquire);
         word == 1 || word == (GROUP | 2)
+    }
+
+    /// Compares the books with `found`, the holders that name each block.
+    ///
+    /// Right only while nobody takes or gives back.
+    pub(crate) fn audit(&self, found: &[u32]) -> Result<(), Miscount> {
+        for (index, &found) in found.iter().enumerate() {
+            let block = BlockId::from_raw(index as u32);
+            let counted = self.holders(block);
+            if counted != found {
+                return Err(Miscount::Holders { block, counted, found });
+            }
+        }
+        let mut listed = alloc::vec![false; self.total()];
+        let mut list = |id: u32| {
+            let first = found[id as usize] == 0 && !listed[id as usize];
+            listed[id as usize] = true;
+            first
+        };
+        let mut length = 0;
+        for id in self.fresh.load(Ordering::Relaxed)..self.total() as u32 {
+            length += usize::from(list(id));
+        }
+        let mut id = self.head.load(Ordering::Acquire);
+        // A block met twice may be a ring, so that the walk ends there.
+        while id != NIL && list(id) {
+            length += 1;
+            id = self.next[id as usize].load(Ordering::Relaxed);
+        }
+        let held = found.iter().filter(|found| **found != 0).count();
+        let free = self.free();
+        if id == NIL && length == free && free + held == self.total() {
+            Ok(())
+        } else {
+            Err(Miscount::FreeList { free, found: length })
+        }
     }
 
     /// How many hold the block: tables and at most one group.
