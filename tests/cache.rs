@@ -1,4 +1,5 @@
 //! The promises of the caches and stores of one thread, one test each.
+#![expect(clippy::std_instead_of_alloc, clippy::std_instead_of_core, reason = "a test runs on std")]
 
 use paged_kv::cache::{KvCache, PagedKvCache, PagedKvStore};
 use paged_kv::{BlockId, KvCacheError, KvDims, KvShape, PagedKvError, ShapeError, Side};

@@ -1,4 +1,5 @@
 //! Containers against their models: who holds which block, and whose rows are in it.
+#![expect(clippy::std_instead_of_core, reason = "a test runs on std")]
 
 use paged_kv::internal::sequence_ops::{Model, Op, World};
 use proptest::collection::vec;
