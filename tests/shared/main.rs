@@ -132,3 +132,19 @@ fn a_sequence_of_another_store_is_refused_and_nothing_is_lost() {
     shared.release(0, &mut cache).unwrap();
     assert_eq!(shared.free_blocks(0), 2);
 }
+
+#[test]
+fn what_was_given_back_without_the_store_is_poisoned_when_it_is_taken() {
+    let shared = small(1, 1);
+    shared.write(0).poison_free();
+    let mut cache = PagedKvCache::new();
+    push(&shared, 0, &mut cache, 1.0);
+    push(&shared, 0, &mut cache, 2.0);
+    shared.release(0, &mut cache).unwrap();
+    push(&shared, 0, &mut cache, 3.0);
+    let mut window = PagedKvCache::new();
+    window.adopt(&mut shared.write(0), cache.block_table(), 2).unwrap();
+    let keys = keys(&shared, 0, &window);
+    assert_eq!(keys[0], 3.0);
+    assert!(keys[1].is_nan(), "the last owner's row shines through: {keys:?}");
+}
