@@ -151,8 +151,7 @@ fn under_a_write_guard_nobody_else_takes_blocks_of_the_layer() {
             scope.spawn(move || {
                 for () in rounds {
                     let groups: Vec<_> = (0..3).map_while(|_| thief.acquire_group()).collect();
-                    groups.iter().for_each(|group| assert!(thief.release_group(*group)));
-                    done.send(()).unwrap();
+                    done.send(groups).unwrap();
                 }
             });
             for round in 0..ROUNDS / 4 {
@@ -170,7 +169,9 @@ fn under_a_write_guard_nobody_else_takes_blocks_of_the_layer() {
                 assert_eq!(cache.block_table().len(), free);
                 cache.release(&mut guard).unwrap();
                 drop(guard);
-                wait.recv().unwrap();
+                let groups = wait.recv().unwrap();
+                assert_eq!(groups.len(), 3);
+                groups.into_iter().for_each(|group| assert!(shared.release_group(group)));
             }
             drop(go);
         });
