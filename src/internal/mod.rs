@@ -1,9 +1,14 @@
-//! The test kit: models that the containers are compared with, shared by tests and fuzz targets.
+//! The test kit: models that the containers are compared with, an oracle that attention is
+//! compared with, and a digest that levels and targets are compared by. Shared by tests, fuzz
+//! targets, benches and emulators.
 //!
 //! Not covered by semantic versioning.
 
 pub mod digest;
 pub mod doors;
+#[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+pub mod group_ops;
 pub mod numbers;
 pub mod oracle;
 pub mod real;
+pub mod sequence_ops;
