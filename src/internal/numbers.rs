@@ -26,7 +26,7 @@ impl Numbers {
 
     /// A number below `end`, which is not 0.
     pub fn below(&mut self, end: usize) -> usize {
-        ((self.bits() >> 32) * end as u64 >> 32) as usize
+        (((self.bits() >> 32) * end as u64) >> 32) as usize
     }
 
     /// A number in `first ..= last`.
@@ -48,7 +48,7 @@ impl Numbers {
         for _ in 0..3 {
             let bits = self.bits();
             for shift in [0, 16, 32, 48] {
-                sum += (bits >> shift & 0xffff) as i32;
+                sum += ((bits >> shift) & 0xffff) as i32;
             }
         }
         sum as f32 / 65_536.0
