@@ -1,0 +1,25 @@
+//! Text from a Llama GGUF, all keys and values in a
+//! [`SharedPagedKv`](paged_kv::cache::SharedPagedKv) and all attention by paged-kv.
+//!
+//! The question this program answers is whether the crate can carry a real model: not random
+//! numbers against an oracle, but sentences, eight of them at once, sharing the pages of a common
+//! beginning. Everything that is not KV memory or attention is somebody else's well-kept work
+//! (the file and the products candle's, the vocabulary `tokenizers`') or too small to borrow.
+//!
+//! Rooms, each using those above it:
+//!
+//! ```text
+//! error      what can stop a run
+//! options    the command line
+//! sample     logits to a token
+//! gguf       the file
+//! tokenizer  text to tokens and back
+//! model      tokens to logits; knows a trait `Memory`, no blocks
+//! ```
+
+pub mod error;
+pub mod gguf;
+pub mod model;
+pub mod options;
+pub mod sample;
+pub mod tokenizer;
