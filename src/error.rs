@@ -164,10 +164,22 @@ pub enum PagedKvError {
         /// Blocks handed in.
         have: usize,
     },
-    /// The sequence must be empty for this, and is not.
+    /// The same block was named twice; a table that did so would overwrite its own rows.
+    BlockTwice {
+        /// The id.
+        block: BlockId,
+    },
+    /// The block already has as many holders as can be counted.
+    TooManyHolders {
+        /// The id.
+        block: BlockId,
+    },
+    /// The sequence must be empty and hold no block for this, and is not.
     NotEmpty {
         /// Positions it holds.
         len: usize,
+        /// Blocks it holds.
+        blocks: usize,
     },
     /// A position that the sequence does not hold.
     PositionOutOfRange {
@@ -175,6 +187,13 @@ pub enum PagedKvError {
         position: usize,
         /// Positions it holds.
         len: usize,
+    },
+    /// A KV head that the shape does not have.
+    HeadOutOfRange {
+        /// The head asked for.
+        head: usize,
+        /// Heads there are.
+        n_kv_heads: usize,
     },
     /// More positions than an index can count.
     TooLong,
@@ -197,11 +216,18 @@ impl fmt::Display for PagedKvError {
             PagedKvError::BlockCount { need, have } => {
                 write!(f, "{need} blocks are needed for that many positions, got {have}")
             }
-            PagedKvError::NotEmpty { len } => {
-                write!(f, "the sequence must be empty, it holds {len} positions")
+            PagedKvError::BlockTwice { block } => write!(f, "block {block} is named twice"),
+            PagedKvError::TooManyHolders { block } => {
+                write!(f, "block {block} has too many holders")
+            }
+            PagedKvError::NotEmpty { len, blocks } => {
+                write!(f, "the sequence must be empty, it holds {len} positions in {blocks} blocks")
             }
             PagedKvError::PositionOutOfRange { position, len } => {
                 write!(f, "position {position} is out of range, the sequence holds {len}")
+            }
+            PagedKvError::HeadOutOfRange { head, n_kv_heads } => {
+                write!(f, "KV head {head} is out of range, there are {n_kv_heads}")
             }
             PagedKvError::TooLong => f.write_str("more positions than an index can count"),
         }
@@ -247,6 +273,15 @@ pub enum KvCacheError {
         /// Positions it holds.
         len: usize,
     },
+    /// A KV head that the shape does not have.
+    HeadOutOfRange {
+        /// The head asked for.
+        head: usize,
+        /// Heads there are.
+        n_kv_heads: usize,
+    },
+    /// More positions than an index can count.
+    TooLong,
 }
 
 impl fmt::Display for KvCacheError {
@@ -260,6 +295,10 @@ impl fmt::Display for KvCacheError {
             KvCacheError::PositionOutOfRange { position, len } => {
                 write!(f, "position {position} is out of range, the cache holds {len}")
             }
+            KvCacheError::HeadOutOfRange { head, n_kv_heads } => {
+                write!(f, "KV head {head} is out of range, there are {n_kv_heads}")
+            }
+            KvCacheError::TooLong => f.write_str("more positions than an index can count"),
         }
     }
 }

@@ -11,8 +11,28 @@ mod error;
 mod id;
 mod kernel;
 mod shape;
+#[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+mod share;
 mod simd;
 mod storage;
+
+/// KV memory: blocks in a shared store, caches of one sequence, and what bounds them.
+pub mod cache {
+    pub use crate::element::Element;
+    pub use crate::error::{KvPoolExhausted, PagedStoreExhausted};
+    pub use crate::id::PageGroup;
+    #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+    pub use crate::share::guard::{RwLockReadGuard, RwLockWriteGuard};
+    #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+    pub use crate::share::sequence::SharedSequence;
+    #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+    pub use crate::share::shared::SharedPagedKv;
+    pub use crate::storage::contiguous::KvCache;
+    pub use crate::storage::paged::PagedKvStore;
+    #[cfg(target_has_atomic = "ptr")]
+    pub use crate::storage::pool::KvBlockPool;
+    pub use crate::storage::sequence::PagedKvCache;
+}
 
 pub use error::*;
 pub use id::*;

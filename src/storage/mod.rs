@@ -1,2 +1,30 @@
+//! Where the numbers live.
+//!
+//! Two kinds of storage with one page layout (`element::tile` draws it), so that attention has
+//! one way to read both:
+//!
+//! - [`paged`]: one memory of equal blocks that many sequences share. A sequence ([`sequence`])
+//!   is a table of block ids and a length; which blocks are free, and how many hold each, is kept
+//!   by [`blocks`], which knows ids only.
+//! - [`contiguous`]: a cache that owns its pages alone, optionally bounded by a [`pool`] that
+//!   counts blocks and holds no memory.
+//!
+//! ```text
+//! PagedKvCache      table [ b5, b0, b7 ], len 37
+//!                           |   |   |
+//! PagedKvStore      memory | b0 | b1 | ... | b5 | b6 | b7 | ...     blocks: words, free stack
+//! ```
+//!
+//! [`view`] is the one currency handed out: pages in order, and how many positions count. The
+//! room refuses to know what attention does with them, who waits for whom (`share`), and what
+//! tokens the rows stand for (`prefix`).
+
+pub(crate) mod blocks;
+pub(crate) mod contiguous;
 pub(crate) mod memory;
+pub(crate) mod paged;
+#[cfg(target_has_atomic = "ptr")]
+pub(crate) mod pool;
+pub(crate) mod rows;
+pub(crate) mod sequence;
 pub(crate) mod view;

@@ -1,0 +1,212 @@
+//! Locks: those of `std`, or spinning ones where there is none.
+//!
+//! Everything else in the room says [`Lock`], [`Mutex`] and [`Gate`] and cannot tell which it
+//! has. Poison is stepped over in here: a panic while holding a store leaves its rows half
+//! written, which is not recoverable, and not unsound either, the rows being plain numbers. A
+//! poisoned lock should not turn one request's panic into a server that never answers again.
+//!
+//! # What each does to its users
+//!
+//! `std`'s RwLock lets waiting writers go first, so that a thread that holds a read guard and
+//! asks for a second one of the same layer waits for ever if a writer came in between. The
+//! spinning lock by itself never starves readers and may starve writers; here it counts the
+//! writers that wait, and readers let them pass, so that the two behave alike and the same code
+//! is wrong under both.
+
+#[cfg(feature = "std")]
+pub(crate) use of_std::{Lock, Mutex, MutexGuard, ReadGuard, WriteGuard};
+#[cfg(not(feature = "std"))]
+pub(crate) use spinning::{Lock, Mutex, MutexGuard, ReadGuard, WriteGuard};
+
+#[cfg(feature = "std")]
+mod of_std {
+    use std::sync;
+
+    pub(crate) type ReadGuard<'a, T> = sync::RwLockReadGuard<'a, T>;
+    pub(crate) type WriteGuard<'a, T> = sync::RwLockWriteGuard<'a, T>;
+    pub(crate) type MutexGuard<'a, T> = sync::MutexGuard<'a, T>;
+
+    /// Many readers or one writer.
+    pub(crate) struct Lock<T>(sync::RwLock<T>);
+
+    impl<T> Lock<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Lock(sync::RwLock::new(value))
+        }
+
+        pub(crate) fn read(&self) -> ReadGuard<'_, T> {
+            self.0.read().unwrap_or_else(sync::PoisonError::into_inner)
+        }
+
+        pub(crate) fn write(&self) -> WriteGuard<'_, T> {
+            self.0.write().unwrap_or_else(sync::PoisonError::into_inner)
+        }
+    }
+
+    /// One at a time.
+    pub(crate) struct Mutex<T>(sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Mutex(sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(sync::PoisonError::into_inner)
+        }
+    }
+}
+
+#[cfg(not(feature = "std"))]
+mod spinning {
+    use core::sync::atomic::{AtomicUsize, Ordering};
+
+    pub(crate) type ReadGuard<'a, T> = spin::rwlock::RwLockReadGuard<'a, T>;
+    pub(crate) type WriteGuard<'a, T> = spin::rwlock::RwLockWriteGuard<'a, T>;
+    pub(crate) type MutexGuard<'a, T> = spin::mutex::MutexGuard<'a, T>;
+
+    /// Many readers or one writer; writers that wait go first.
+    pub(crate) struct Lock<T> {
+        inner: spin::rwlock::RwLock<T>,
+        /// Writers that wait. Without it, readers that come and go leave a writer no instant in
+        /// which there is none, and a push may wait as long as attention is busy.
+        waiting: AtomicUsize,
+    }
+
+    impl<T> Lock<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Lock { inner: spin::rwlock::RwLock::new(value), waiting: AtomicUsize::new(0) }
+        }
+
+        pub(crate) fn read(&self) -> ReadGuard<'_, T> {
+            loop {
+                // Relaxed: this is manners. What excludes is the lock itself.
+                if self.waiting.load(Ordering::Relaxed) == 0
+                    && let Some(guard) = self.inner.try_read()
+                {
+                    return guard;
+                }
+                core::hint::spin_loop();
+            }
+        }
+
+        pub(crate) fn write(&self) -> WriteGuard<'_, T> {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            let guard = self.inner.write();
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            guard
+        }
+    }
+
+    /// One at a time.
+    pub(crate) struct Mutex<T>(spin::mutex::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Mutex(spin::mutex::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock()
+        }
+    }
+}
+
+/// The right to take blocks of one layer.
+///
+/// In debug builds with `std` it knows which thread holds it, so that a thread that asks for a
+/// gate it holds already gets a panic that says so instead of waiting for itself.
+pub(crate) struct Gate {
+    mutex: Mutex<()>,
+    holder: holder::Holder,
+}
+
+/// Holds a [`Gate`].
+pub(crate) struct GateGuard<'a> {
+    gate: &'a Gate,
+    _mutex: MutexGuard<'a, ()>,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Self {
+        Gate { mutex: Mutex::new(()), holder: holder::Holder::new() }
+    }
+
+    pub(crate) fn lock(&self) -> GateGuard<'_> {
+        if self.holder.is_this_thread() {
+            held_already();
+        }
+        let mutex = self.mutex.lock();
+        self.holder.set();
+        GateGuard { gate: self, _mutex: mutex }
+    }
+}
+
+impl Drop for GateGuard<'_> {
+    fn drop(&mut self) {
+        // Before the mutex is given up, which is when the fields are dropped.
+        self.gate.holder.clear();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn held_already() -> ! {
+    panic!("this thread takes blocks under its own write guard of the layer: that waits for ever")
+}
+
+#[cfg(all(feature = "std", debug_assertions))]
+mod holder {
+    use core::sync::atomic::{AtomicUsize, Ordering};
+
+    std::thread_local! {
+        /// Its address tells living threads apart, and a guard cannot leave its thread.
+        static HERE: u8 = const { 0 };
+    }
+
+    fn here() -> usize {
+        HERE.with(|byte| core::ptr::from_ref(byte).addr())
+    }
+
+    /// The thread that holds the gate, or 0. Relaxed is enough: the question is only ever "is it
+    /// me", and what this thread stored itself it sees.
+    pub(crate) struct Holder(AtomicUsize);
+
+    impl Holder {
+        pub(crate) fn new() -> Self {
+            Holder(AtomicUsize::new(0))
+        }
+
+        pub(crate) fn is_this_thread(&self) -> bool {
+            self.0.load(Ordering::Relaxed) == here()
+        }
+
+        pub(crate) fn set(&self) {
+            self.0.store(here(), Ordering::Relaxed);
+        }
+
+        pub(crate) fn clear(&self) {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(not(all(feature = "std", debug_assertions)))]
+mod holder {
+    /// Nobody is remembered.
+    pub(crate) struct Holder;
+
+    impl Holder {
+        pub(crate) fn new() -> Self {
+            Holder
+        }
+
+        pub(crate) fn is_this_thread(&self) -> bool {
+            false
+        }
+
+        pub(crate) fn set(&self) {}
+
+        pub(crate) fn clear(&self) {}
+    }
+}

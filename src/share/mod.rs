@@ -1,0 +1,45 @@
+//! Who may touch these bytes when: one store a layer, shared by many requests.
+//!
+//! A store *is* the memory, so sharing it needs an answer that a pool, which only counts, never
+//! needed. Attention takes `&PagedKvStore` and only a push takes `&mut`: many readers and one
+//! short writer, which is a readers-writer lock, and one for each layer, so that two requests
+//! meet only where both write the same layer at the same instant.
+//!
+//! # Locks, and their order
+//!
+//! ```text
+//! 1  the layers' RwLocks, ascending     who may touch the rows
+//! 2  the layers' gates, ascending       who may take blocks
+//! 3  leaves                             the group table; free lists and counts (atomics)
+//! ```
+//!
+//! Every RwLock comes before the first gate, and nothing is waited for while a leaf is held. What
+//! each does:
+//!
+//! | call | RwLock | gate | leaf |
+//! |---|---|---|---|
+//! | `read(l)` | read `l` | | |
+//! | `write(l)` | write `l` | `l` | |
+//! | `write_all` | write all | all | |
+//! | `acquire_group` | | all | group table |
+//! | `retain_group`, `release_group`, `group_refs`, `group_blocks` | | | group table |
+//! | `free_blocks`, `free_groups`, `release` of a sequence | | | |
+//!
+//! Why gates. Taking a block must be something that one party does at a time; `write_all`
+//! promises that nobody takes blocks in between; and admitting a request (`acquire_group`) must
+//! not wait for the readers of a long prompt. An RwLock alone gives the first two and fails the
+//! third: the gate is the part of it that is about *blocks*, and readers never come near it. Why
+//! all RwLocks first: a `write_all` that held gate 0 while it waited for a reader of layer 1
+//! would make every `acquire_group` wait for that reader too.
+//!
+//! Why leaves. A sequence ends where its request ends, under another layer's guard or in the
+//! middle of unwinding. Giving back must not wait for anything that its own thread may hold.
+//!
+//! [`lock`] is the one file that knows whose locks these are; [`groups`] keeps the handles;
+//! [`shared`] is where the order above is carried out, and nowhere else.
+
+pub(crate) mod groups;
+pub(crate) mod guard;
+pub(crate) mod lock;
+pub(crate) mod sequence;
+pub(crate) mod shared;

@@ -1,0 +1,490 @@
+//! One store a layer, shared by many requests. The lock order is carried out here and nowhere
+//! else; the room's essay draws it.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::groups::{Groups, Release};
+use super::guard::{RwLockReadGuard, RwLockWriteGuard, Watch};
+use super::lock::{Gate, GateGuard, Lock, Mutex};
+use crate::element::Element;
+use crate::error::{GroupError, PagedKvError, ShapeError};
+use crate::id::{BlockId, PageGroup, StoreId};
+use crate::shape::KvShape;
+use crate::storage::blocks::Blocks;
+use crate::storage::paged::PagedKvStore;
+use crate::storage::rows;
+use crate::storage::sequence::PagedKvCache;
+
+/// Per-layer [`PagedKvStore`]s that many concurrent requests share.
+///
+/// # Why a lock per layer, and why two phases
+///
+/// Attention takes `&PagedKvStore` and only a push takes `&mut`: many concurrent readers and one
+/// short exclusive write per position, which is a readers-writer lock, and one per *layer*, so
+/// that two requests contend only when both write the same layer at the same instant.
+///
+/// Take the write guard for the push alone and drop it before attending under a read guard. Held
+/// across attention it would serialise the expensive half and give back a global lock with extra
+/// steps. Nothing breaks in the gap: a sequence's block table and length are its own, and another
+/// request's push in between only touches blocks that it holds alone.
+///
+/// # Deadlock
+///
+/// [`write_all`](Self::write_all) is the one place where several layers are held at once, and it
+/// takes them in ascending order. Code that holds a guard of one layer must not ask for a guard
+/// of another or of the same one; it drops the first, or uses `write_all`.
+///
+/// [`acquire_group`](Self::acquire_group) takes blocks and so waits for writers, never for
+/// readers. Under a write guard of the same thread it would wait for itself; debug builds with
+/// `std` panic instead. Everything that gives back or counts ([`release`](Self::release),
+/// [`release_group`](Self::release_group), [`retain_group`](Self::retain_group),
+/// [`free_blocks`](Self::free_blocks), ...) waits for nobody's guard: it is legal under any, and
+/// while unwinding.
+///
+/// # Poisoning
+///
+/// A panic while holding a store leaves its rows mid-write, which is not recoverable, and not
+/// unsound either: they are plain numbers. Poison is stepped over, so that one request's panic is
+/// not a permanently dead server.
+///
+/// # Stores that are moved out of their layer
+///
+/// A write guard gives `&mut PagedKvStore`, and with two of them in hand two stores can be
+/// exchanged, or one replaced. Block ids would then name rows of another layer, so this is noticed
+/// when the guard is dropped, and the layer is *displaced* from then on: `read`, `write` and
+/// `write_all` panic and say so, `acquire_group` gives `None` and `free_groups` 0. Counting and
+/// giving back go on working with the store the layer began with. Exchanging them back before the
+/// guards are dropped is harmless.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, SharedPagedKv};
+///
+/// let shared = SharedPagedKv::new(2, 16, 8, 1, 4); // 2 layers of 8 blocks of 16 positions
+/// let group = shared.acquire_group().expect("8 are free");
+/// assert_eq!((shared.free_blocks(0), shared.free_blocks(1)), (7, 7));
+///
+/// // A sequence in layer 1 grows into the group's block there.
+/// let block = shared.group_block(group, 1).expect("alive");
+/// let mut cache = PagedKvCache::new();
+/// cache.adopt(&mut shared.write(1), &[block], 0)?;
+/// cache.push(&mut shared.write(1), &[1.0; 4], &[2.0; 4])?;
+///
+/// assert!(shared.release_group(group), "that was the last holder");
+/// assert_eq!((shared.free_blocks(0), shared.free_blocks(1)), (8, 7));
+/// shared.release(1, &mut cache)?;
+/// assert_eq!(shared.free_groups(), 8);
+/// # Ok::<(), paged_kv::PagedKvError>(())
+/// ```
+pub struct SharedPagedKv<E: Element = f32> {
+    layers: Vec<Layer<E>>,
+    groups: Mutex<Groups>,
+}
+
+struct Layer<E: Element> {
+    lock: Lock<PagedKvStore<E>>,
+    seat: Seat,
+}
+
+/// What is known of a layer without its lock.
+struct Seat {
+    gate: Gate,
+    /// The free list of the store that the layer began with.
+    blocks: Arc<Blocks>,
+    /// That store's name.
+    store: StoreId,
+    /// Another store was found in its place. Set with lock and gate held, never cleared.
+    displaced: AtomicBool,
+}
+
+impl SharedPagedKv<f32> {
+    /// One store per layer, each with `blocks_per_layer` blocks of `block_size` positions, for
+    /// `n_kv_heads` heads whose key and value rows are `head_dim` numbers of `f32`.
+    ///
+    /// # Panics
+    ///
+    /// On a shape that cannot exist and on memory that cannot be had. Where the numbers come from
+    /// outside, use [`try_new`](Self::try_new).
+    #[track_caller]
+    pub fn new(
+        n_layers: usize,
+        block_size: usize,
+        blocks_per_layer: usize,
+        n_kv_heads: usize,
+        head_dim: usize,
+    ) -> Self {
+        match Self::try_new(n_layers, block_size, blocks_per_layer, n_kv_heads, head_dim) {
+            Ok(shared) => shared,
+            Err(error) => rows::impossible(error),
+        }
+    }
+
+    /// As [`new`](Self::new), with the impossible as a value.
+    ///
+    /// # Errors
+    ///
+    /// As [`PagedKvStore::with_shape`].
+    pub fn try_new(
+        n_layers: usize,
+        block_size: usize,
+        blocks_per_layer: usize,
+        n_kv_heads: usize,
+        head_dim: usize,
+    ) -> Result<Self, ShapeError> {
+        let shape = KvShape::square(block_size, n_kv_heads, head_dim)?;
+        Self::with_shape(n_layers, shape, blocks_per_layer)
+    }
+}
+
+impl<E: Element> SharedPagedKv<E> {
+    /// One store per layer, all of one shape, for any stored number.
+    ///
+    /// # Errors
+    ///
+    /// As [`PagedKvStore::with_shape`].
+    pub fn with_shape(
+        n_layers: usize,
+        shape: KvShape,
+        blocks_per_layer: usize,
+    ) -> Result<Self, ShapeError> {
+        let stores = (0..n_layers).map(|_| PagedKvStore::with_shape(shape, blocks_per_layer));
+        Ok(Self::from_stores(stores.collect::<Result<_, _>>()?))
+    }
+
+    /// Wraps stores the caller built, for tests and for callers that size layers differently.
+    ///
+    /// Their shapes may differ. What sequences hold in them stays held.
+    pub fn from_stores(stores: Vec<PagedKvStore<E>>) -> Self {
+        let groups = Groups::new(PageGroup::fresh_pool(), stores.len());
+        let layers = stores.into_iter().map(|store| Layer {
+            seat: Seat {
+                gate: Gate::new(),
+                blocks: Arc::clone(store.blocks()),
+                store: store.id(),
+                displaced: AtomicBool::new(false),
+            },
+            lock: Lock::new(store),
+        });
+        SharedPagedKv { layers: layers.collect(), groups: Mutex::new(groups) }
+    }
+
+    /// Layers there are.
+    pub fn layer_count(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Shared access to one layer, for attention.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such layer, or its store was moved out of it.
+    ///
+    /// # Deadlock
+    ///
+    /// Waits for the layer's writer, and for writers that came first. See the type.
+    #[track_caller]
+    pub fn read(&self, layer: usize) -> RwLockReadGuard<'_, PagedKvStore<E>> {
+        let of = self.layer(layer);
+        let guard = RwLockReadGuard::new(of.lock.read());
+        if of.seat.is_displaced() {
+            drop(guard);
+            displaced(layer);
+        }
+        guard
+    }
+
+    /// Exclusive access to one layer, for a push. Hold it for the push and nothing else; see the
+    /// type.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such layer, or its store was moved out of it.
+    ///
+    /// # Deadlock
+    ///
+    /// Waits for the layer's readers and writer, and for an `acquire_group` under way. See the
+    /// type.
+    #[track_caller]
+    pub fn write(&self, layer: usize) -> RwLockWriteGuard<'_, PagedKvStore<E>> {
+        let of = self.layer(layer);
+        let mut guard = of.write();
+        guard.set_gate(of.seat.gate.lock());
+        if of.seat.is_displaced() {
+            drop(guard);
+            displaced(layer);
+        }
+        guard
+    }
+
+    /// Every layer at once, in ascending order, so that a multi-layer append is atomic against
+    /// other requests.
+    ///
+    /// This is what makes "all layers advance or none do" hold under concurrency: checking free
+    /// space and then appending are separate steps, and without guards that span both another
+    /// request can take the blocks in between and leave this one half-written.
+    ///
+    /// # Panics
+    ///
+    /// If a layer's store was moved out of it.
+    ///
+    /// # Deadlock
+    ///
+    /// Waits for every layer's readers and writer; while it does, `acquire_group` does not wait
+    /// for it. Under a guard of the same thread it waits for ever.
+    ///
+    /// # Cost
+    ///
+    /// One allocation.
+    #[track_caller]
+    pub fn write_all(&self) -> Vec<RwLockWriteGuard<'_, PagedKvStore<E>>> {
+        let mut guards: Vec<_> = self.layers.iter().map(Layer::write).collect();
+        // Every lock is held before the first gate is asked for: a gate held while waiting for
+        // some layer's readers would make `acquire_group` wait for them too.
+        for (guard, layer) in guards.iter_mut().zip(&self.layers) {
+            guard.set_gate(layer.seat.gate.lock());
+        }
+        if let Some(layer) = self.layers.iter().position(|layer| layer.seat.is_displaced()) {
+            drop(guards);
+            displaced(layer);
+        }
+        guards
+    }
+
+    /// Free blocks in one layer, for admission control.
+    ///
+    /// A snapshot: by the time a caller acts on it another request may have taken them, which is
+    /// why the append itself asks again under its guard. Under the caller's own write guard it can
+    /// only grow. Takes no lock.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such layer.
+    #[track_caller]
+    pub fn free_blocks(&self, layer: usize) -> usize {
+        self.layer(layer).seat.blocks.free()
+    }
+
+    /// Gives back what a sequence holds in one layer, without its lock.
+    ///
+    /// As [`PagedKvCache::release`], and legal under any guard and while unwinding.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::WrongStore`] where the sequence was filled from another store; nothing is
+    /// lost then.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such layer.
+    #[track_caller]
+    pub fn release(&self, layer: usize, cache: &mut PagedKvCache) -> Result<(), PagedKvError> {
+        let seat = &self.layer(layer).seat;
+        cache.release_to(seat.store, &seat.blocks)
+    }
+
+    /// Takes one block from *every* layer as a single group with one holder, or `None`.
+    ///
+    /// All layers or none: a group that existed in some layers and not in others could not answer
+    /// "which block holds position p in layer l", which is the only question it exists to answer.
+    /// With no layers there is no group.
+    ///
+    /// # Deadlock
+    ///
+    /// Waits for writers of any layer, never for readers. The thread must hold no write guard of
+    /// this `SharedPagedKv`: it would wait for itself; debug builds with `std` panic instead.
+    ///
+    /// # Cost
+    ///
+    /// One allocation, and the group table may grow.
+    pub fn acquire_group(&self) -> Option<PageGroup> {
+        if self.layers.is_empty() {
+            return None;
+        }
+        let _gates: Vec<GateGuard<'_>> =
+            self.layers.iter().map(|layer| layer.seat.gate.lock()).collect();
+        // What is free now stays free: this thread is the one taker of every layer.
+        if self.free_groups() == 0 {
+            return None;
+        }
+        self.groups.lock().insert(|layer| {
+            let taken = self.layers[layer].seat.blocks.take_for_group();
+            taken.expect("free blocks were counted under the gate")
+        })
+    }
+
+    /// One more holder of `group`.
+    ///
+    /// Called when a second sequence adopts a cached prefix. Without it, the first sequence to
+    /// finish frees pages the second still attends over, which shows up as another conversation's
+    /// tokens rather than as a crash. While a group has several holders, nobody writes into its
+    /// blocks.
+    ///
+    /// # Panics
+    ///
+    /// If the handle is stale, of another pool, or held too often, with nothing changed and no
+    /// lock held. [`try_retain`](Self::try_retain) returns those as errors.
+    #[track_caller]
+    pub fn retain_group(&self, group: PageGroup) {
+        if let Err(error) = self.try_retain(group) {
+            bad_handle(error);
+        }
+    }
+
+    /// As [`retain_group`](Self::retain_group), with a bad handle as an error.
+    ///
+    /// # Errors
+    ///
+    /// [`GroupError`], with nothing changed.
+    pub fn try_retain(&self, group: PageGroup) -> Result<(), GroupError> {
+        let mut groups = self.groups.lock();
+        if let Some(blocks) = groups.retain(group)? {
+            self.mark_shared(blocks, true);
+        }
+        Ok(())
+    }
+
+    /// One holder less. At zero the group's counts on its blocks go, and each block that no
+    /// sequence holds goes back to its layer.
+    ///
+    /// Returns whether this was the last holder, so that a caller can assert on it rather than
+    /// guess. The handle, and every copy of it, is stale from then on.
+    ///
+    /// # Panics
+    ///
+    /// If the handle is stale or of another pool, with nothing changed and no lock held.
+    /// [`try_release`](Self::try_release) returns those as errors.
+    #[track_caller]
+    pub fn release_group(&self, group: PageGroup) -> bool {
+        match self.try_release(group) {
+            Ok(last) => last,
+            Err(error) => bad_handle(error),
+        }
+    }
+
+    /// As [`release_group`](Self::release_group), with a bad handle as an error.
+    ///
+    /// # Errors
+    ///
+    /// [`GroupError::Stale`] and [`GroupError::WrongPool`], with nothing changed.
+    pub fn try_release(&self, group: PageGroup) -> Result<bool, GroupError> {
+        let mut groups = self.groups.lock();
+        match groups.release(group)? {
+            Release::Held { sole, blocks } => {
+                if sole {
+                    self.mark_shared(blocks, false);
+                }
+                Ok(false)
+            }
+            Release::Last(blocks) => {
+                for (layer, &block) in self.layers.iter().zip(blocks) {
+                    let dropped = layer.seat.blocks.drop_group(block);
+                    debug_assert!(dropped.is_ok(), "a living group holds its blocks");
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Which block in each layer this group owns, indexed by layer; empty for a stale handle.
+    pub fn group_blocks(&self, group: PageGroup) -> Vec<usize> {
+        let groups = self.groups.lock();
+        let blocks = groups.blocks(group).unwrap_or(&[]);
+        blocks.iter().map(|block| block.index()).collect()
+    }
+
+    /// Which block in each layer this group owns, indexed by layer.
+    ///
+    /// # Errors
+    ///
+    /// [`GroupError::Stale`] and [`GroupError::WrongPool`].
+    pub fn try_group_blocks(&self, group: PageGroup) -> Result<Vec<BlockId>, GroupError> {
+        self.groups.lock().blocks(group).map(<[_]>::to_vec)
+    }
+
+    /// Which block of one layer this group owns; `None` for a stale handle and for a layer that
+    /// is not there. Allocates nothing.
+    pub fn group_block(&self, group: PageGroup, layer: usize) -> Option<BlockId> {
+        self.groups.lock().blocks(group).ok()?.get(layer).copied()
+    }
+
+    /// How many holders `group` has. Zero means that it does not exist.
+    pub fn group_refs(&self, group: PageGroup) -> u32 {
+        self.groups.lock().refs(group)
+    }
+
+    /// Groups that could still be taken, bounded by the layer with the fewest free blocks: a group
+    /// needs one from each. A snapshot, as [`free_blocks`](Self::free_blocks). Takes no lock.
+    pub fn free_groups(&self) -> usize {
+        let free = self.layers.iter().map(|layer| match layer.seat.is_displaced() {
+            true => 0,
+            false => layer.seat.blocks.free(),
+        });
+        free.min().unwrap_or(0)
+    }
+
+    fn mark_shared(&self, blocks: &[BlockId], shared: bool) {
+        for (layer, &block) in self.layers.iter().zip(blocks) {
+            layer.seat.blocks.mark_group_shared(block, shared);
+        }
+    }
+
+    #[track_caller]
+    fn layer(&self, layer: usize) -> &Layer<E> {
+        match self.layers.get(layer) {
+            Some(of) => of,
+            None => no_layer(layer, self.layers.len()),
+        }
+    }
+}
+
+impl<E: Element> Layer<E> {
+    fn write(&self) -> RwLockWriteGuard<'_, PagedKvStore<E>> {
+        RwLockWriteGuard::new(self.lock.write(), &self.seat)
+    }
+}
+
+impl Seat {
+    fn is_displaced(&self) -> bool {
+        self.displaced.load(Ordering::Acquire)
+    }
+}
+
+impl<E: Element> Watch<PagedKvStore<E>> for Seat {
+    fn before_unlock(&self, store: &PagedKvStore<E>) {
+        if store.id() != self.store {
+            self.displaced.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl<E: Element> fmt::Debug for SharedPagedKv<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The free lists print without a lock, so that this is legal under any guard.
+        f.debug_list().entries(self.layers.iter().map(|layer| &layer.seat.blocks)).finish()
+    }
+}
+
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn no_layer(layer: usize, layers: usize) -> ! {
+    panic!("layer {layer} is out of range, there are {layers}")
+}
+
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn displaced(layer: usize) -> ! {
+    panic!("the store of layer {layer} was moved out of it under a write guard")
+}
+
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn bad_handle(error: GroupError) -> ! {
+    panic!("{error}")
+}

@@ -1,0 +1,412 @@
+//! Which blocks are free and how many hold each: ids only, never a number of a row.
+//!
+//! # The word of a block
+//!
+//! ```text
+//! bit 31   GROUP          one of the counted holders is a page group
+//! bit 30   GROUP_SHARED   that group has more than one holder of its own
+//! 0 ..= 29 count          tables that name the block, and at most one group
+//! ```
+//!
+//! A free block's word is 0. A block may be written while its sole holder is one table, or one
+//! table and its own group that nobody else has retained: see [`Blocks::sole_table`]. The two
+//! flags exist for that question alone.
+//!
+//! # Giving back needs no lock
+//!
+//! A sequence ends wherever its request ends: under another layer's guard, in the middle of
+//! unwinding. If giving a block back waited for anything, that would be a deadlock which only
+//! shows up on the unlucky path. So the counts are atomics and the free list is a stack of ids
+//! linked through `next`, to which any number of threads may push at once.
+//!
+//! *Taking* is different: there is one taker at a time, because taking needs `&mut` of the store
+//! or, in the shared layer, the layer's gate. That is what makes this short stack right:
+//!
+//! - **No ABA.** The taker reads `head = a`, then `next[a] = b`, then swaps `head` from `a` to
+//!   `b`. The swap would be wrong if `a` had been popped and pushed again in between, with
+//!   another `next`. Only a taker pops, and there is one. Others can only push, which changes
+//!   `head`, makes the swap fail and starts it over.
+//! - **A count that can be trusted.** A block is pushed first and counted free after, and the
+//!   taker takes from the count first and pops after, so `free <=` real length always. A taker
+//!   that saw `free >= n` can pop `n`, which is what lets an append of many rows be all or
+//!   nothing.
+//! - **Bytes follow the count.** Dropping a count is a `Release`, and who drops the last one
+//!   fences with `Acquire` before the push, as in `Arc`: whatever the last holders read or wrote
+//!   is over before the next owner writes.
+//!
+//! # Opening costs nothing
+//!
+//! Ids that were never handed out are not on the stack: `fresh` counts up to them. The two
+//! arrays are zeroed memory that the system has not backed yet, so a store of millions of blocks
+//! opens in no time, and the first blocks handed out are 0, 1, 2, ... A block that was given
+//! back is preferred over a fresh one, the last one first: its memory is the likeliest to be in
+//! a cache.
+
+use alloc::boxed::Box;
+use core::fmt;
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+
+use crate::error::{PagedStoreExhausted, ShapeError};
+use crate::id::BlockId;
+
+/// The end of the stack; no block has this id.
+const NIL: u32 = u32::MAX;
+const GROUP: u32 = 1 << 31;
+const GROUP_SHARED: u32 = 1 << 30;
+const COUNT: u32 = GROUP_SHARED - 1;
+
+/// A block's word could not be changed as asked. It is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Nobody of that kind holds the block.
+    NotHeld,
+    /// The count is full.
+    TooMany,
+}
+
+/// What became of a block whose holder went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// Others hold it still.
+    Held,
+    /// That was the last one, the block is free.
+    Freed,
+}
+
+/// The free list and the holder counts of one store.
+pub(crate) struct Blocks {
+    words: Box<[AtomicU32]>,
+    next: Box<[AtomicU32]>,
+    head: AtomicU32,
+    fresh: AtomicU32,
+    free: AtomicU32,
+}
+
+impl Blocks {
+    /// `total` blocks, all free.
+    pub(crate) fn new(total: usize) -> Result<Self, ShapeError> {
+        if total > BlockId::MOST {
+            return Err(ShapeError::TooLarge {
+                what: "total_blocks",
+                have: total,
+                most: BlockId::MOST,
+            });
+        }
+        Ok(Blocks {
+            words: zeroed(total)?,
+            next: zeroed(total)?,
+            head: AtomicU32::new(NIL),
+            fresh: AtomicU32::new(0),
+            free: AtomicU32::new(total as u32),
+        })
+    }
+
+    /// Blocks there are.
+    pub(crate) fn total(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Blocks that nobody holds. Others may give more back at any time; only the taker takes.
+    pub(crate) fn free(&self) -> usize {
+        self.free.load(Ordering::Acquire) as usize
+    }
+
+    /// Whether `need` blocks can be taken, which stays so until the one taker takes some.
+    pub(crate) fn check(&self, need: usize) -> Result<(), PagedStoreExhausted> {
+        let free = self.free();
+        if need <= free { Ok(()) } else { Err(PagedStoreExhausted { need, free }) }
+    }
+
+    /// Takes a block for a table.
+    ///
+    /// Called by the one taker only: with `&mut` of the store, or holding the layer's gate.
+    pub(crate) fn take(&self) -> Option<BlockId> {
+        self.take_as(1)
+    }
+
+    /// Takes a block for a page group. The same rule holds as for [`Blocks::take`].
+    #[cfg_attr(
+        not(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr")),
+        allow(dead_code, reason = "only the shared layer has groups")
+    )]
+    pub(crate) fn take_for_group(&self) -> Option<BlockId> {
+        self.take_as(GROUP | 1)
+    }
+
+    fn take_as(&self, word: u32) -> Option<BlockId> {
+        update(&self.free, Ordering::Acquire, |free| free.checked_sub(1)).ok()?;
+        let id = self.pop();
+        let before = self.words[id as usize].load(Ordering::Relaxed);
+        debug_assert_eq!(before, 0, "a free block has no holder");
+        self.words[id as usize].store(word, Ordering::Relaxed);
+        Some(BlockId::from_raw(id))
+    }
+
+    /// The top of the stack, or the next id never handed out. There is one: `free` said so.
+    fn pop(&self) -> u32 {
+        let popped = update(&self.head, Ordering::Acquire, |head| {
+            (head != NIL).then(|| self.next[head as usize].load(Ordering::Relaxed))
+        });
+        popped.unwrap_or_else(|_| {
+            let id = self.fresh.load(Ordering::Relaxed);
+            assert!((id as usize) < self.total(), "the free count is never above the free list");
+            self.fresh.store(id + 1, Ordering::Relaxed);
+            id
+        })
+    }
+
+    fn push(&self, id: u32) {
+        let linked = update(&self.head, Ordering::Release, |head| {
+            self.next[id as usize].store(head, Ordering::Relaxed);
+            Some(id)
+        });
+        debug_assert!(linked.is_ok(), "a push is never refused");
+        let counted = update(&self.free, Ordering::Release, |free| Some(free + 1));
+        debug_assert!(counted.is_ok_and(|before| (before as usize) < self.total()));
+    }
+
+    /// One more table names a block that somebody holds.
+    pub(crate) fn add_table(&self, block: BlockId) -> Result<(), Refused> {
+        // Relaxed, as `Arc::clone`: whoever hands the block on holds it while we count.
+        update(&self.words[block.index()], Ordering::Relaxed, |word| {
+            (word & COUNT != 0 && word & COUNT < COUNT).then_some(word + 1)
+        })
+        .map(drop)
+        .map_err(|word| if word & COUNT == 0 { Refused::NotHeld } else { Refused::TooMany })
+    }
+
+    /// One table less names the block. Never takes a table's count away from a group.
+    pub(crate) fn drop_table(&self, block: BlockId) -> Result<Released, Refused> {
+        self.drop_holder(block, |word| {
+            let groups = u32::from(word & GROUP != 0);
+            (word & COUNT > groups).then(|| word - 1)
+        })
+    }
+
+    /// The block's group lets go of it.
+    #[cfg_attr(
+        not(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr")),
+        allow(dead_code, reason = "only the shared layer has groups")
+    )]
+    pub(crate) fn drop_group(&self, block: BlockId) -> Result<Released, Refused> {
+        self.drop_holder(block, |word| (word & GROUP != 0).then_some((word & COUNT) - 1))
+    }
+
+    fn drop_holder(
+        &self,
+        block: BlockId,
+        less: impl Fn(u32) -> Option<u32>,
+    ) -> Result<Released, Refused> {
+        let before = update(&self.words[block.index()], Ordering::Release, &less)
+            .map_err(|_| Refused::NotHeld)?;
+        if before & COUNT > 1 {
+            return Ok(Released::Held);
+        }
+        fence(Ordering::Acquire);
+        self.push(block.raw());
+        Ok(Released::Freed)
+    }
+
+    /// Notes whether the block's group has more than one holder.
+    ///
+    /// Called with the group table locked, so that two calls for one group keep their order.
+    #[cfg_attr(
+        not(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr")),
+        allow(dead_code, reason = "only the shared layer has groups")
+    )]
+    pub(crate) fn mark_group_shared(&self, block: BlockId, shared: bool) {
+        let marked = update(&self.words[block.index()], Ordering::AcqRel, |word| {
+            let flag = if shared { GROUP_SHARED } else { 0 };
+            (word & GROUP != 0).then_some((word & !GROUP_SHARED) | flag)
+        });
+        debug_assert!(marked.is_ok(), "a living group holds its blocks");
+    }
+
+    /// Whether a table that names this block may write into it: nobody else would see the write.
+    ///
+    /// That is one table alone, or one table and a group that nobody else has retained.
+    #[inline]
+    pub(crate) fn sole_table(&self, block: BlockId) -> bool {
+        // Acquire: where another holder has just gone, its reads are over before we write.
+        let word = self.words[block.index()].load(Ordering::Acquire);
+        word == 1 || word == (GROUP | 2)
+    }
+
+    /// How many hold the block: tables and at most one group.
+    pub(crate) fn holders(&self, block: BlockId) -> u32 {
+        self.words[block.index()].load(Ordering::Relaxed) & COUNT
+    }
+}
+
+impl fmt::Debug for Blocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} free", self.free(), self.total())
+    }
+}
+
+/// Replaces the value by `new(value)` unless that is `None`; gives the value found, either way.
+#[cfg(target_has_atomic = "32")]
+fn update(cell: &AtomicU32, order: Ordering, new: impl Fn(u32) -> Option<u32>) -> Result<u32, u32> {
+    // What is found is read with the strength the caller wants it published or taken with.
+    let fetch = match order {
+        Ordering::Acquire | Ordering::AcqRel => Ordering::Acquire,
+        _ => Ordering::Relaxed,
+    };
+    cell.fetch_update(order, fetch, new)
+}
+
+/// A processor without compare-and-swap has one core and the crate has no shared layer there, so
+/// that a load and a store are enough. An interrupt must not touch a store that the code it
+/// interrupts is working on.
+#[cfg(not(target_has_atomic = "32"))]
+fn update(cell: &AtomicU32, _: Ordering, new: impl Fn(u32) -> Option<u32>) -> Result<u32, u32> {
+    let found = cell.load(Ordering::Acquire);
+    let value = new(found).ok_or(found)?;
+    cell.store(value, Ordering::Release);
+    Ok(found)
+}
+
+/// Zeroed words that the system need not back with memory before they are written.
+#[cfg(target_has_atomic = "32")]
+fn zeroed(count: usize) -> Result<Box<[AtomicU32]>, ShapeError> {
+    bytemuck::allocation::try_zeroed_slice_box(count)
+        .map_err(|()| ShapeError::OutOfMemory { bytes: count.saturating_mul(size_of::<u32>()) })
+}
+
+/// `bytemuck` knows atomics only where they are complete; the small machines that have none can
+/// afford the loop.
+#[cfg(not(target_has_atomic = "32"))]
+fn zeroed(count: usize) -> Result<Box<[AtomicU32]>, ShapeError> {
+    let mut words = alloc::vec::Vec::new();
+    words
+        .try_reserve_exact(count)
+        .map_err(|_| ShapeError::OutOfMemory { bytes: count.saturating_mul(size_of::<u32>()) })?;
+    words.resize_with(count, || AtomicU32::new(0));
+    Ok(words.into_boxed_slice())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    fn id(index: usize) -> BlockId {
+        BlockId::new(index).unwrap()
+    }
+
+    #[test]
+    fn the_first_blocks_are_0_1_2_and_the_last_given_back_comes_first() {
+        let blocks = Blocks::new(4).unwrap();
+        let taken: Vec<_> = (0..3).map(|_| blocks.take().unwrap()).collect();
+        assert_eq!(taken, [id(0), id(1), id(2)]);
+        assert_eq!(blocks.drop_table(id(2)), Ok(Released::Freed));
+        assert_eq!(blocks.drop_table(id(0)), Ok(Released::Freed));
+        let taken: Vec<_> = (0..3).map(|_| blocks.take().unwrap()).collect();
+        assert_eq!(taken, [id(0), id(2), id(3)]);
+        assert_eq!(blocks.take(), None);
+        assert_eq!(blocks.free(), 0);
+    }
+
+    #[test]
+    fn a_double_release_is_refused_and_changes_nothing() {
+        let blocks = Blocks::new(2).unwrap();
+        assert_eq!(blocks.drop_table(id(0)), Err(Refused::NotHeld));
+        assert_eq!(blocks.add_table(id(0)), Err(Refused::NotHeld));
+        let block = blocks.take().unwrap();
+        assert_eq!(blocks.drop_group(block), Err(Refused::NotHeld));
+        assert_eq!(blocks.drop_table(block), Ok(Released::Freed));
+        assert_eq!(blocks.drop_table(block), Err(Refused::NotHeld));
+        assert_eq!((blocks.free(), blocks.holders(block)), (2, 0));
+    }
+
+    #[test]
+    fn a_table_cannot_drop_the_count_of_a_group() {
+        let blocks = Blocks::new(1).unwrap();
+        let block = blocks.take_for_group().unwrap();
+        assert_eq!(blocks.drop_table(block), Err(Refused::NotHeld));
+        blocks.add_table(block).unwrap();
+        assert_eq!(blocks.drop_group(block), Ok(Released::Held));
+        assert_eq!(blocks.drop_group(block), Err(Refused::NotHeld));
+        assert_eq!(blocks.drop_table(block), Ok(Released::Freed));
+    }
+
+    #[test]
+    fn a_block_is_written_by_its_one_table_and_that_tables_own_group() {
+        let blocks = Blocks::new(2).unwrap();
+        let own = blocks.take().unwrap();
+        assert!(blocks.sole_table(own));
+        blocks.add_table(own).unwrap();
+        assert!(!blocks.sole_table(own));
+        let grouped = blocks.take_for_group().unwrap();
+        blocks.add_table(grouped).unwrap();
+        assert!(blocks.sole_table(grouped));
+        blocks.mark_group_shared(grouped, true);
+        assert!(!blocks.sole_table(grouped), "another holder of the group may attend over it");
+        blocks.mark_group_shared(grouped, false);
+        assert!(blocks.sole_table(grouped));
+        blocks.add_table(grouped).unwrap();
+        assert!(!blocks.sole_table(grouped));
+    }
+
+    #[test]
+    fn counts_stop_instead_of_wrapping() {
+        let blocks = Blocks::new(1).unwrap();
+        let block = blocks.take_for_group().unwrap();
+        blocks.words[0].store(GROUP | COUNT, Ordering::Relaxed);
+        assert_eq!(blocks.add_table(block), Err(Refused::TooMany));
+        assert_eq!(blocks.holders(block), COUNT);
+        assert_eq!(blocks.drop_table(block), Ok(Released::Held));
+    }
+
+    #[test]
+    fn opening_does_not_visit_the_blocks() {
+        // 2^31 blocks are 16 GiB of words; they must not be touched to be opened.
+        #[cfg(target_pointer_width = "64")]
+        if let Ok(blocks) = Blocks::new(1 << 31) {
+            assert_eq!(blocks.take(), Some(id(0)));
+            assert_eq!(blocks.free(), (1 << 31) - 1);
+        }
+        #[cfg(target_pointer_width = "64")]
+        assert!(matches!(Blocks::new(1 << 32), Err(ShapeError::TooLarge { .. })));
+    }
+
+    /// Many give back while one takes: no block is lost and none is handed out twice.
+    #[test]
+    fn giving_back_from_many_threads_loses_nothing() {
+        use std::sync::mpsc;
+        use std::thread;
+        const TOTAL: usize = 8;
+        const ROUNDS: usize = 20_000;
+        let blocks = Blocks::new(TOTAL).unwrap();
+        thread::scope(|scope| {
+            let senders: Vec<_> = (0..3)
+                .map(|_| {
+                    let (sender, receiver) = mpsc::channel::<BlockId>();
+                    let blocks = &blocks;
+                    scope.spawn(move || {
+                        for block in receiver {
+                            assert_eq!(blocks.drop_table(block), Ok(Released::Freed));
+                        }
+                    });
+                    sender
+                })
+                .collect();
+            for round in 0..ROUNDS {
+                let block = loop {
+                    // `take_as` asserts that the block it pops has no holder.
+                    match blocks.take() {
+                        Some(block) => break block,
+                        None => thread::yield_now(),
+                    }
+                };
+                assert_eq!(blocks.holders(block), 1);
+                senders[round % senders.len()].send(block).unwrap();
+            }
+        });
+        assert_eq!(blocks.free(), TOTAL);
+        let mut all: Vec<_> = (0..TOTAL).map(|_| blocks.take().unwrap()).collect();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), TOTAL);
+    }
+}

@@ -1,0 +1,56 @@
+//! Rows handed in from outside: are there as many numbers as there should be?
+
+use crate::error::{KvCacheError, PagedKvError, ShapeError, Side};
+use crate::shape::KvShape;
+
+/// Rows of the wrong length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WrongRows {
+    side: Side,
+    need: usize,
+    have: usize,
+}
+
+/// Checks that `k` and `v` hold `n` rows each.
+#[inline]
+pub(crate) fn check(shape: KvShape, n: usize, k: &[f32], v: &[f32]) -> Result<(), WrongRows> {
+    check_side(Side::Key, n, shape.k_row_len(), k.len())?;
+    check_side(Side::Value, n, shape.v_row_len(), v.len())
+}
+
+#[inline]
+fn check_side(side: Side, n: usize, row_len: usize, have: usize) -> Result<(), WrongRows> {
+    // No slice is `usize::MAX` numbers long, so that a product that does not fit is never met.
+    let need = n.checked_mul(row_len).unwrap_or(usize::MAX);
+    if need == have { Ok(()) } else { Err(WrongRows { side, need, have }) }
+}
+
+impl WrongRows {
+    /// For the doors whose signature has no room for this mistake of the caller's.
+    #[cold]
+    #[inline(never)]
+    #[track_caller]
+    pub(crate) fn panic(self) -> ! {
+        panic!("{} rows need {} numbers, got {}", self.side, self.need, self.have)
+    }
+}
+
+impl From<WrongRows> for PagedKvError {
+    fn from(WrongRows { side, need, have }: WrongRows) -> Self {
+        PagedKvError::RowLength { side, need, have }
+    }
+}
+
+impl From<WrongRows> for KvCacheError {
+    fn from(WrongRows { side, need, have }: WrongRows) -> Self {
+        KvCacheError::RowLength { side, need, have }
+    }
+}
+
+/// For the constructors whose signature has no room for an impossible shape.
+#[cold]
+#[inline(never)]
+#[track_caller]
+pub(crate) fn impossible(error: ShapeError) -> ! {
+    panic!("this KV memory cannot be had: {error}")
+}

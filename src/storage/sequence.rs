@@ -1,0 +1,516 @@
+//! One sequence in a shared store: a table of blocks and a length.
+
+use alloc::vec::Vec;
+
+use super::blocks::{Blocks, Refused};
+use super::paged::PagedKvStore;
+use super::rows;
+use super::view::KvView;
+use crate::element::Element;
+use crate::error::{PagedKvError, Side};
+use crate::id::{BlockId, StoreId};
+
+/// One sequence's view into a shared [`PagedKvStore`]: which blocks its positions live in, in
+/// order, and how many positions have been written.
+///
+/// It holds no numbers itself; every read and write goes through the store. It remembers which
+/// store filled it, and any other one, even of the same shape, is refused as
+/// [`PagedKvError::WrongStore`]: reading a block table against another store shows up as another
+/// conversation's tokens rather than as a crash.
+///
+/// # Ownership
+///
+/// Every block counts its holders. [`fork`](Self::fork) and [`adopt`](Self::adopt) add counts,
+/// [`truncate`](Self::truncate) and [`release`](Self::release) drop them, and a block whose last
+/// count is dropped is free. A block that others hold too is never written: the first write into
+/// it takes a new block and copies the old one. For that reason the type is not `Clone`.
+///
+/// **Dropping a `PagedKvCache` does not give its blocks back.** It has no way to reach the store,
+/// so they stay counted, and the store is smaller by that many blocks for ever. Call
+/// [`release`](Self::release). The shared layer has a sequence that does so by itself when it is
+/// dropped.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let mut store = PagedKvStore::new(16, 4, 1, 2);
+/// let mut cache = PagedKvCache::new();
+/// cache.append(&mut store, &[1.0, 2.0, 3.0, 4.0], &[0.0; 4], 2)?;
+///
+/// // Both see the same two positions; the one that writes next gets a block of its own.
+/// let mut other = cache.fork(&mut store)?;
+/// other.push(&mut store, &[5.0, 6.0], &[0.0; 2])?;
+/// assert_ne!(cache.block_table(), other.block_table());
+///
+/// let mut row = [0.0; 2];
+/// other.copy_k_row(&store, 1, 0, &mut row)?;
+/// assert_eq!(row, [3.0, 4.0]);
+/// # cache.release(&mut store)?;
+/// # other.release(&mut store)?;
+/// # assert_eq!(store.free_block_count(), 4);
+/// # Ok::<(), paged_kv::PagedKvError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct PagedKvCache {
+    store: Option<StoreId>,
+    table: Vec<BlockId>,
+    len: usize,
+}
+
+impl PagedKvCache {
+    /// An empty sequence, bound to no store. Allocates nothing.
+    pub const fn new() -> Self {
+        PagedKvCache { store: None, table: Vec::new(), len: 0 }
+    }
+
+    /// Writes the next position: `k` is `[n_kv_heads][k_width]`, `v` is `[n_kv_heads][v_width]`.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::Exhausted`] where a block is needed and none is free,
+    /// [`PagedKvError::WrongStore`] for a store that did not fill this sequence. Nothing has
+    /// changed then.
+    ///
+    /// # Panics
+    ///
+    /// If a row has the wrong length, before anything is changed. [`try_push`](Self::try_push)
+    /// returns that as an error.
+    ///
+    /// # Cost
+    ///
+    /// Takes a block at each block boundary, and one for the first write into a block that others
+    /// hold, which is copied. Allocates nothing, except that the table of ids may grow when a
+    /// block is taken; [`reserve`](Self::reserve) does both ahead of time.
+    #[track_caller]
+    pub fn push<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), PagedKvError> {
+        self.append(store, k, v, 1)
+    }
+
+    /// As [`push`](Self::push), with rows of the wrong length as an error.
+    ///
+    /// # Errors
+    ///
+    /// As `push`, and [`PagedKvError::RowLength`].
+    pub fn try_push<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), PagedKvError> {
+        self.try_append(store, k, v, 1)
+    }
+
+    /// Writes the next `n` positions, all or none: `k` is `[n][n_kv_heads][k_width]`, `v` is
+    /// `[n][n_kv_heads][v_width]`.
+    ///
+    /// The blocks for all of them are taken before the first row is written.
+    ///
+    /// # Errors
+    ///
+    /// As [`push`](Self::push).
+    ///
+    /// # Panics
+    ///
+    /// If the rows have the wrong length, before anything is changed.
+    #[track_caller]
+    pub fn append<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        k: &[f32],
+        v: &[f32],
+        n: usize,
+    ) -> Result<(), PagedKvError> {
+        // The store first: a row that fits the right store is no mistake of the rows.
+        self.check_store(store.id())?;
+        if let Err(wrong) = rows::check(store.shape(), n, k, v) {
+            wrong.panic();
+        }
+        self.append_checked(store, k, v, n)
+    }
+
+    /// As [`append`](Self::append), with rows of the wrong length as an error.
+    ///
+    /// # Errors
+    ///
+    /// As `append`, and [`PagedKvError::RowLength`].
+    pub fn try_append<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        k: &[f32],
+        v: &[f32],
+        n: usize,
+    ) -> Result<(), PagedKvError> {
+        self.check_store(store.id())?;
+        rows::check(store.shape(), n, k, v)?;
+        self.append_checked(store, k, v, n)
+    }
+
+    /// Makes room for `n` more positions, all or nothing.
+    ///
+    /// Until something else is done with the blocks, the next `n` pushes take no block and
+    /// allocate nothing. What undoes that: [`truncate`](Self::truncate) gives reserved blocks
+    /// back, and [`fork`](Self::fork) shares the block that is being filled, so that the next
+    /// write into it takes one.
+    ///
+    /// # Errors
+    ///
+    /// As [`push`](Self::push), and [`PagedKvError::TooLong`] where the length would not fit an
+    /// index.
+    pub fn reserve<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        n: usize,
+    ) -> Result<(), PagedKvError> {
+        self.check_store(store.id())?;
+        self.make_room(store, n)
+    }
+
+    /// Makes this empty sequence the holder of blocks that others filled: the first `len`
+    /// positions are theirs.
+    ///
+    /// This is the door for the blocks of a page group or of a cached prefix. Each block gets one
+    /// more holder, and keeps it past the group's last release; [`release`](Self::release) drops
+    /// exactly these counts. More blocks than `len` needs are room to grow into. All or nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::NotEmpty`] where the sequence has positions or blocks,
+    /// [`PagedKvError::WrongStore`] where it is bound to another store,
+    /// [`PagedKvError::BlockCount`] for fewer blocks than `len` positions need,
+    /// [`PagedKvError::BlockOutOfRange`] for an id the store does not have,
+    /// [`PagedKvError::BlockTwice`] for an id named twice, [`PagedKvError::BlockFree`] for a block
+    /// nobody holds, [`PagedKvError::TooManyHolders`] where the count is full.
+    ///
+    /// # Cost
+    ///
+    /// One allocation for the table; sorts the ids once.
+    pub fn adopt<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        blocks: &[BlockId],
+        len: usize,
+    ) -> Result<(), PagedKvError> {
+        self.check_store(store.id())?;
+        if self.len != 0 || !self.table.is_empty() {
+            return Err(PagedKvError::NotEmpty { len: self.len, blocks: self.table.len() });
+        }
+        let need = store.shape().blocks_for(len);
+        if blocks.len() < need {
+            return Err(PagedKvError::BlockCount { need, have: blocks.len() });
+        }
+        let total = store.total_blocks();
+        if let Some(&block) = blocks.iter().find(|block| block.index() >= total) {
+            return Err(PagedKvError::BlockOutOfRange { block, total });
+        }
+        if let Some(block) = self.named_twice(blocks) {
+            return Err(PagedKvError::BlockTwice { block });
+        }
+        hold_all(store.blocks(), blocks)?;
+        self.table.extend_from_slice(blocks);
+        self.len = len;
+        if !blocks.is_empty() {
+            self.store = Some(store.id());
+        }
+        for &block in &blocks[need..] {
+            store.forget_rows(block, 0);
+        }
+        Ok(())
+    }
+
+    /// Takes back all positions from `len` on, and gives back every block that the rest does not
+    /// need, reserved ones too.
+    ///
+    /// This is the rollback of rejected draft tokens. The sequence stays bound to its store.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::PositionOutOfRange`] where the sequence is shorter than `len`: a rollback
+    /// by the wrong count is a mistake and shall not pass for a short one.
+    /// [`PagedKvError::WrongStore`]. Nothing has changed then.
+    pub fn truncate<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        len: usize,
+    ) -> Result<(), PagedKvError> {
+        self.check_store(store.id())?;
+        if len > self.len {
+            return Err(PagedKvError::PositionOutOfRange { position: len, len: self.len });
+        }
+        self.len = len;
+        for block in self.table.drain(store.shape().blocks_for(len)..) {
+            store.give_back(block);
+        }
+        if let Some(&tail) = self.table.last() {
+            let row = len % store.block_size();
+            if row != 0 {
+                store.forget_rows(tail, row);
+            }
+        }
+        Ok(())
+    }
+
+    /// A second sequence with the same positions, in the same blocks.
+    ///
+    /// Nothing is copied: each block that holds positions gets one more holder. Whichever of the
+    /// two writes first into the last, half-filled block takes a block of its own for it. Reserved
+    /// blocks stay with this sequence.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::WrongStore`]; [`PagedKvError::TooManyHolders`] where a count is full.
+    ///
+    /// # Cost
+    ///
+    /// One allocation for the table; one atomic step for each block.
+    pub fn fork<E: Element>(&self, store: &mut PagedKvStore<E>) -> Result<Self, PagedKvError> {
+        self.check_store(store.id())?;
+        let blocks = &self.table[..store.shape().blocks_for(self.len)];
+        hold_all(store.blocks(), blocks)?;
+        let store = if blocks.is_empty() { None } else { self.store };
+        Ok(PagedKvCache { store, table: blocks.to_vec(), len: self.len })
+    }
+
+    /// Gives every block back; the sequence is empty afterwards and bound to no store.
+    ///
+    /// Blocks that others hold too stay with them.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::WrongStore`], and nothing is lost: release it to the right one.
+    ///
+    /// # Cost
+    ///
+    /// One atomic step for each block. Keeps the table's memory for the next use.
+    pub fn release<E: Element>(&mut self, store: &mut PagedKvStore<E>) -> Result<(), PagedKvError> {
+        self.check_store(store.id())?;
+        for block in self.table.drain(..) {
+            store.give_back(block);
+        }
+        self.len = 0;
+        self.store = None;
+        Ok(())
+    }
+
+    /// As [`release`](Self::release), with the free list alone: needs no `&mut` of the store and
+    /// so no lock.
+    #[cfg_attr(
+        not(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr")),
+        allow(dead_code, reason = "only the shared layer holds a free list by itself")
+    )]
+    pub(crate) fn release_to(
+        &mut self,
+        store: StoreId,
+        blocks: &Blocks,
+    ) -> Result<(), PagedKvError> {
+        self.check_store(store)?;
+        for block in self.table.drain(..) {
+            let released = blocks.drop_table(block);
+            debug_assert!(released.is_ok(), "a table holds a count on each of its blocks");
+        }
+        self.len = 0;
+        self.store = None;
+        Ok(())
+    }
+
+    /// Positions written.
+    pub fn seq_len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no position has been written.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The blocks this sequence holds, in the order of its positions; reserved ones come last.
+    pub fn block_table(&self) -> &[BlockId] {
+        &self.table
+    }
+
+    /// The store that filled this sequence, or `None` while it has never held a block.
+    pub fn store_id(&self) -> Option<StoreId> {
+        self.store
+    }
+
+    /// Copies the key row of one position and KV head into `out`.
+    ///
+    /// Keys are stored transposed, so that no slice of the store is a row; this gathers one.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::WrongStore`], [`PagedKvError::PositionOutOfRange`],
+    /// [`PagedKvError::HeadOutOfRange`], and [`PagedKvError::RowLength`] where `out` is not
+    /// `k_width` long. `out` is as it was then.
+    pub fn copy_k_row<E: Element>(
+        &self,
+        store: &PagedKvStore<E>,
+        pos: usize,
+        kv_head: usize,
+        out: &mut [f32],
+    ) -> Result<(), PagedKvError> {
+        let block = self.find(store, pos, kv_head)?;
+        check_out(Side::Key, store.shape().k_width(), out.len())?;
+        store.read_k(block, kv_head, pos % store.block_size(), out);
+        Ok(())
+    }
+
+    /// Copies the value row of one position and KV head into `out`.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_k_row`](Self::copy_k_row), for `v_width`.
+    pub fn copy_v_row<E: Element>(
+        &self,
+        store: &PagedKvStore<E>,
+        pos: usize,
+        kv_head: usize,
+        out: &mut [f32],
+    ) -> Result<(), PagedKvError> {
+        let block = self.find(store, pos, kv_head)?;
+        check_out(Side::Value, store.shape().v_width(), out.len())?;
+        store.read_v(block, kv_head, pos % store.block_size(), out);
+        Ok(())
+    }
+
+    /// The sequence's pages, for attention. An empty sequence bound to no store views any.
+    pub(crate) fn view<'a, E: Element>(
+        &'a self,
+        store: &'a PagedKvStore<E>,
+    ) -> Result<KvView<'a, E>, PagedKvError> {
+        self.check_store(store.id())?;
+        Ok(store.view(&self.table, self.len))
+    }
+
+    fn check_store(&self, have: StoreId) -> Result<(), PagedKvError> {
+        match self.store {
+            Some(need) if need != have => Err(PagedKvError::WrongStore { need, have }),
+            _ => Ok(()),
+        }
+    }
+
+    fn find<E: Element>(
+        &self,
+        store: &PagedKvStore<E>,
+        position: usize,
+        head: usize,
+    ) -> Result<BlockId, PagedKvError> {
+        self.check_store(store.id())?;
+        if position >= self.len {
+            return Err(PagedKvError::PositionOutOfRange { position, len: self.len });
+        }
+        let n_kv_heads = store.shape().n_kv_heads();
+        if head >= n_kv_heads {
+            return Err(PagedKvError::HeadOutOfRange { head, n_kv_heads });
+        }
+        Ok(self.table[position / store.block_size()])
+    }
+
+    /// Sorts a copy in the memory that becomes the table anyway.
+    fn named_twice(&mut self, blocks: &[BlockId]) -> Option<BlockId> {
+        debug_assert!(self.table.is_empty());
+        self.table.extend_from_slice(blocks);
+        self.table.sort_unstable();
+        let twice = self.table.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
+        self.table.clear();
+        twice
+    }
+
+    fn append_checked<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        k: &[f32],
+        v: &[f32],
+        n: usize,
+    ) -> Result<(), PagedKvError> {
+        self.make_room(store, n)?;
+        let shape = store.shape();
+        let mut done = 0;
+        while done < n {
+            let row = self.len % shape.block_size();
+            let count = (shape.block_size() - row).min(n - done);
+            let k = &k[done * shape.k_row_len()..][..count * shape.k_row_len()];
+            let v = &v[done * shape.v_row_len()..][..count * shape.v_row_len()];
+            store.write(self.table[self.len / shape.block_size()], row, k, v);
+            self.len += count;
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the next `n` positions have blocks, and that nobody else holds them.
+    ///
+    /// Everything that can fail comes first. Whether a block is ours alone can change under our
+    /// hands, because groups are retained and released without the store: what counts is what was
+    /// found when the blocks needed were counted, and a group retained after that is a group
+    /// retained after the write.
+    fn make_room<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        n: usize,
+    ) -> Result<(), PagedKvError> {
+        if n == 0 {
+            return Ok(());
+        }
+        let shape = store.shape();
+        let end = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
+        let first = self.len / shape.block_size();
+        let last = shape.blocks_for(end);
+        let kept = first.min(self.table.len())..last.min(self.table.len());
+        let others_hold = |block: &&BlockId| !store.blocks().sole_table(**block);
+        let mut copies = self.table[kept.clone()].iter().filter(others_hold).count();
+        let more = last.saturating_sub(self.table.len());
+        if copies + more == 0 {
+            return Ok(());
+        }
+        store.check_free(copies + more)?;
+        self.table.reserve(more);
+        for index in kept {
+            let old = self.table[index];
+            if copies == 0 || store.blocks().sole_table(old) {
+                continue;
+            }
+            copies -= 1;
+            let new = store.take();
+            // Blocks past the one that is being filled hold nothing of this sequence.
+            if index * shape.block_size() < self.len {
+                store.copy_block(old, new);
+            }
+            self.table[index] = new;
+            store.give_back(old);
+        }
+        for _ in 0..more {
+            let block = store.take();
+            self.table.push(block);
+        }
+        self.store = Some(store.id());
+        Ok(())
+    }
+}
+
+/// One count more on each of these blocks, or on none.
+fn hold_all(counts: &Blocks, blocks: &[BlockId]) -> Result<(), PagedKvError> {
+    for (index, &block) in blocks.iter().enumerate() {
+        if let Err(refused) = counts.add_table(block) {
+            for &held in &blocks[..index] {
+                let dropped = counts.drop_table(held);
+                debug_assert!(dropped.is_ok(), "this count was added a moment ago");
+            }
+            return Err(match refused {
+                Refused::NotHeld => PagedKvError::BlockFree { block },
+                Refused::TooMany => PagedKvError::TooManyHolders { block },
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_out(side: Side, need: usize, have: usize) -> Result<(), PagedKvError> {
+    if need == have { Ok(()) } else { Err(PagedKvError::RowLength { side, need, have }) }
+}
