@@ -33,6 +33,8 @@ pub enum Error {
     Tensor(candle_core::Error),
     /// The KV memory refused.
     Kv(String),
+    /// The text could not be written.
+    Output(String),
     /// A request's thread panicked. Its blocks went back while it unwound.
     Panicked {
         /// Which request.
@@ -54,6 +56,7 @@ impl fmt::Display for Error {
             ),
             Error::Tensor(inner) => write!(f, "a product was refused: {inner}"),
             Error::Kv(inner) => write!(f, "the KV memory refused: {inner}"),
+            Error::Output(why) => write!(f, "the text could not be written: {why}"),
             Error::Panicked { request } => {
                 write!(f, "request {request} panicked; its blocks were given back")
             }

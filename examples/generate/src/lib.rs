@@ -15,11 +15,22 @@
 //! gguf       the file
 //! tokenizer  text to tokens and back
 //! model      tokens to logits; knows a trait `Memory`, no blocks
+//! pool       the shared store, and who may start
+//! memory     one request's keys and values in it
+//! plan       who needs how many blocks: numbers, nothing taken
+//! serve      requests on threads, told as events
+//! report     events as text
 //! ```
 
 pub mod error;
 pub mod gguf;
+pub mod memory;
 pub mod model;
 pub mod options;
+pub mod pending;
+pub mod plan;
+pub mod pool;
+pub mod report;
 pub mod sample;
+pub mod serve;
 pub mod tokenizer;

@@ -148,8 +148,12 @@ impl Sizes {
         if let Some(kind) = file.text("llama.rope.scaling.type").filter(|&kind| kind != "none") {
             return Err(Error::Unsupported(format!("rotary scaling {kind}")));
         }
+        let layers = file.count("llama.block_count")?;
+        if layers == 0 {
+            return Err(file.wrong("the model has no layer".into()));
+        }
         Ok(Sizes {
-            layers: file.count("llama.block_count")?,
+            layers,
             width,
             inner: file.count("llama.feed_forward_length")?,
             n_heads,
