@@ -5,7 +5,7 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
-mod attention_stub {}
+pub mod attention;
 mod element;
 mod error;
 mod id;
@@ -18,7 +18,6 @@ mod storage;
 
 /// KV memory: blocks in a shared store, caches of one sequence, and what bounds them.
 pub mod cache {
-    pub use crate::element::Element;
     pub use crate::error::{KvPoolExhausted, PagedStoreExhausted};
     pub use crate::id::PageGroup;
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
@@ -34,6 +33,8 @@ pub mod cache {
     pub use crate::storage::sequence::PagedKvCache;
 }
 
+pub use element::Element;
 pub use error::*;
 pub use id::*;
 pub use shape::*;
+pub use simd::{Level, Levels};

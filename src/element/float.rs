@@ -2,8 +2,8 @@
 
 use super::Element;
 use super::tile::Layout;
-use crate::kernel::Job;
-use crate::simd::Level;
+use crate::attention::Job;
+use crate::simd::{Level, Simd};
 
 impl Element for f32 {
     type Stored = f32;
@@ -19,6 +19,14 @@ impl Element for f32 {
     #[inline(always)]
     fn decode(stored: f32) -> f32 {
         stored
+    }
+
+    #[inline(always)]
+    fn load<S: Simd>(s: S, cells: &[f32]) -> S::F32 {
+        match cells.first_chunk() {
+            Some(full) => s.load(full),
+            None => s.load_partial(cells),
+        }
     }
 
     #[inline(never)]

@@ -11,13 +11,13 @@
 //! compile the kernels for it. The entry methods are not generic on purpose: what is generic is
 //! compiled in the crate that uses it, with *that* crate's optimisation level, and an inference
 //! engine's debug build would then run attention a hundred times slower. They are the one place
-//! where this room looks at a room behind it (`kernel::Job`).
+//! where this room looks at a room behind it (`attention::Job`).
 
 pub(crate) mod float;
 pub(crate) mod tile;
 
-use crate::kernel::Job;
-use crate::simd::Level;
+use crate::attention::Job;
+use crate::simd::{Level, Simd};
 use tile::Layout;
 
 mod sealed {
@@ -45,6 +45,10 @@ pub trait Element: sealed::Sealed + Copy + core::fmt::Debug + Send + Sync + 'sta
     /// Reads a stored number.
     #[doc(hidden)]
     fn decode(stored: Self::Stored) -> f32;
+
+    /// Reads up to sixteen neighbouring numbers as a vector, zeros behind them.
+    #[doc(hidden)]
+    fn load<S: Simd>(s: S, cells: &[Self::Stored]) -> S::F32;
 
     /// Writes rows `[n][n_kv_heads][k_width]` and `[n][n_kv_heads][v_width]` to the positions
     /// `first ..` of a block.

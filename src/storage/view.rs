@@ -8,7 +8,7 @@ use crate::id::BlockId;
 /// A sequence as attention sees it: position `p` stands in row `p % block_size` of
 /// `block(p / block_size)`.
 #[derive(Clone, Copy, Debug)]
-pub struct KvView<'a, E: Element> {
+pub(crate) struct KvView<'a, E: Element> {
     layout: Layout<E>,
     pages: Pages<'a, E>,
     len: usize,

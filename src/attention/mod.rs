@@ -1,0 +1,213 @@
+//! Attention for one sequence: the public doors.
+//!
+//! The room brings pages ([`KvView`]) and arithmetic (`kernel`) together. It refuses to know who
+//! owns the pages or who else reads them: a read guard of the shared layer derefs to a store, and
+//! a store is all it needs.
+//!
+//! There are two doors with the plain formula, for contiguous and for paged caches, and their
+//! `_into` twins, which take [`AttentionOptions`], write to the caller's memory and allocate
+//! nothing. Behind them is one walk over page tiles (`walk`). A new option is a field of
+//! [`AttentionOptions`], never a new function.
+
+mod options;
+mod output;
+mod state;
+mod walk;
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+pub use options::AttentionOptions;
+pub use output::Output;
+pub use state::AttentionState;
+pub use walk::{Job, attention_scratch_len};
+
+use crate::element::Element;
+use crate::error::{AttentionError, PagedKvError};
+use crate::shape::GqaShape;
+use crate::storage::contiguous::KvCache;
+use crate::storage::paged::PagedKvStore;
+use crate::storage::sequence::PagedKvCache;
+use crate::storage::view::KvView;
+
+/// Causal grouped-query attention over a contiguous cache.
+///
+/// `q` is `[n_q, n_heads, k_width]`; its rows stand for the *last* `n_q` positions of the cache
+/// (append first, then attend), so one row is decode and many are prefill. Query head `h` reads
+/// KV head `h / (n_heads / n_kv_heads)`. The scale is `1 / sqrt(k_width)`. The result is
+/// `[n_q, n_heads, v_width]`.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::attention::causal_gqa_attention;
+/// use paged_kv::cache::KvCache;
+///
+/// let mut cache: KvCache = KvCache::new(1, 2);
+/// cache.push(&[1.0, 0.0], &[3.0, 4.0])?;
+/// // Two query heads share the KV head; with one position each gets its value.
+/// let out = causal_gqa_attention(&[0.5, 0.5, -1.0, 2.0], &cache, 2)?;
+/// assert_eq!(out, [3.0, 4.0, 3.0, 4.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// [`AttentionError`], with what was needed and what was there.
+///
+/// # Cost
+///
+/// Allocates the result and a scratch; the `_into` twin does neither.
+pub fn causal_gqa_attention<E: Element>(
+    q: &[f32],
+    cache: &KvCache<E>,
+    n_heads: usize,
+) -> Result<Vec<f32>, AttentionError> {
+    attend_vec(q, cache.view(), n_heads)
+}
+
+/// [`causal_gqa_attention`] with options, into the caller's memory.
+///
+/// `output` is anything that [`Output`] can be made from, such as `&mut Vec<f32>`. `scratch` is
+/// at least [`attention_scratch_len`] long; what is in it does not matter.
+///
+/// # Errors
+///
+/// [`AttentionError`], with what was needed and what was there; then nothing was written.
+///
+/// # Cost
+///
+/// Allocates nothing, takes no lock, does not panic.
+pub fn causal_gqa_attention_into<'o, E: Element>(
+    q: &[f32],
+    cache: &KvCache<E>,
+    n_heads: usize,
+    options: &AttentionOptions<'_>,
+    output: impl Into<Output<'o>>,
+    scratch: &mut [f32],
+) -> Result<(), AttentionError> {
+    attend(q, cache.view(), n_heads, options, output.into(), scratch)
+}
+
+/// Causal grouped-query attention over a sequence in a shared store, read through its block table.
+///
+/// Shapes, scale and meaning are those of [`causal_gqa_attention`], and so are the bits of the
+/// result, for any block table.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::attention::causal_gqa_attention_paged;
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let mut store = PagedKvStore::new(16, 4, 1, 2);
+/// let mut sequence = PagedKvCache::new();
+/// sequence.push(&mut store, &[1.0, 0.0], &[3.0, 4.0])?;
+/// let out = causal_gqa_attention_paged(&[0.5, 0.5], &store, &sequence, 1)?;
+/// assert_eq!(out, [3.0, 4.0]);
+/// sequence.release(&mut store)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// [`AttentionError`], with what was needed and what was there.
+///
+/// # Cost
+///
+/// Allocates the result and a scratch; the `_into` twin does neither. No page is copied.
+pub fn causal_gqa_attention_paged<E: Element>(
+    q: &[f32],
+    store: &PagedKvStore<E>,
+    cache: &PagedKvCache,
+    n_heads: usize,
+) -> Result<Vec<f32>, AttentionError> {
+    attend_vec(q, paged_view(store, cache)?, n_heads)
+}
+
+/// [`causal_gqa_attention_paged`] with options, into the caller's memory; see
+/// [`causal_gqa_attention_into`].
+///
+/// # Errors
+///
+/// [`AttentionError`], with what was needed and what was there; then nothing was written.
+///
+/// # Cost
+///
+/// Allocates nothing, takes no lock, does not panic. No page is copied.
+pub fn causal_gqa_attention_paged_into<'o, E: Element>(
+    q: &[f32],
+    store: &PagedKvStore<E>,
+    cache: &PagedKvCache,
+    n_heads: usize,
+    options: &AttentionOptions<'_>,
+    output: impl Into<Output<'o>>,
+    scratch: &mut [f32],
+) -> Result<(), AttentionError> {
+    attend(q, paged_view(store, cache)?, n_heads, options, output.into(), scratch)
+}
+
+fn paged_view<'a, E: Element>(
+    store: &'a PagedKvStore<E>,
+    cache: &'a PagedKvCache,
+) -> Result<KvView<'a, E>, AttentionError> {
+    cache.view(store).map_err(|error| match error {
+        PagedKvError::WrongStore { need, have } => AttentionError::WrongStore { need, have },
+        _ => AttentionError::WrongStore { need: store.id(), have: store.id() },
+    })
+}
+
+fn attend_vec<E: Element>(
+    q: &[f32],
+    view: KvView<'_, E>,
+    n_heads: usize,
+) -> Result<Vec<f32>, AttentionError> {
+    let shape = GqaShape::new(view.layout().shape(), n_heads)?;
+    let n_q = query_rows(&shape, q)?;
+    let mut out = vec![0.0; n_q * shape.out_row_len()];
+    let mut scratch = vec![0.0; attention_scratch_len(&shape, n_q)];
+    attend(q, view, n_heads, &AttentionOptions::new(), Output::new(&mut out), &mut scratch)?;
+    Ok(out)
+}
+
+fn query_rows(shape: &GqaShape, q: &[f32]) -> Result<usize, AttentionError> {
+    let row = shape.q_row_len();
+    if q.len().is_multiple_of(row) {
+        Ok(q.len() / row)
+    } else {
+        Err(AttentionError::QueryLength { row, have: q.len() })
+    }
+}
+
+/// Every check, then the walk.
+fn attend<E: Element>(
+    q: &[f32],
+    view: KvView<'_, E>,
+    n_heads: usize,
+    options: &AttentionOptions<'_>,
+    output: Output<'_>,
+    scratch: &mut [f32],
+) -> Result<(), AttentionError> {
+    let shape = GqaShape::new(view.layout().shape(), n_heads)?;
+    let n_q = query_rows(&shape, q)?;
+    let options = options.resolve(&shape)?;
+    if options.needs_position() && n_q > view.len() {
+        return Err(AttentionError::TooManyQueryRows { rows: n_q, len: view.len() });
+    }
+    let need = n_q * shape.out_row_len();
+    if output.out.len() != need {
+        return Err(AttentionError::OutLength { need, have: output.out.len() });
+    }
+    if let Some(lse) = &output.lse
+        && lse.len() != n_q * n_heads
+    {
+        return Err(AttentionError::LseLength { need: n_q * n_heads, have: lse.len() });
+    }
+    let need = attention_scratch_len(&shape, n_q);
+    if scratch.len() < need {
+        return Err(AttentionError::ScratchLength { need, have: scratch.len() });
+    }
+    let level = options.level;
+    E::attend(level, &mut Job { shape, view, options, q, n_q, output, scratch });
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! What can be asked of attention beyond the plain formula.
+
+use core::f32::consts::LOG2_E;
+use core::ops::Range;
+
+use crate::error::AttentionError;
+use crate::shape::GqaShape;
+use crate::simd::Level;
+
+/// Options of one attention call. The default is plain causal attention at the fastest level.
+///
+/// For query `i` (a position) and key `j`, in this order:
+///
+/// ```text
+/// s(i, j) = scale x q(i).k(j)              scale: 1 / sqrt(k_width) unless set
+/// s = cap x tanh(s / cap)                  soft_cap
+/// s = s - slope x |i - j|                  alibi_slopes, one a query head
+/// only j <= i                              causal, on by default
+/// only j > i - window                      window: the query itself counts
+/// only j in positions                      positions
+/// out(i) = sum_j e^s v(j) / (sum_j e^s + e^sink)      sinks, one a query head
+/// ```
+///
+/// The soft cap is Gemma 2's, the slopes are those of Press et al. (2022), the sinks those of
+/// gpt-oss: a learned logit that takes weight away and gives nothing back.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::attention::AttentionOptions;
+///
+/// let gemma = AttentionOptions::new().soft_cap(50.0).window(4096);
+/// assert_ne!(gemma, AttentionOptions::default());
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AttentionOptions<'a> {
+    scale: Option<f32>,
+    soft_cap: Option<f32>,
+    alibi_slopes: Option<&'a [f32]>,
+    window: Option<usize>,
+    sinks: Option<&'a [f32]>,
+    causal: bool,
+    positions: Option<(usize, usize)>,
+    level: Option<Level>,
+}
+
+impl Default for AttentionOptions<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'a> AttentionOptions<'a> {
+    /// Plain causal attention.
+    pub const fn new() -> Self {
+        AttentionOptions {
+            scale: None,
+            soft_cap: None,
+            alibi_slopes: None,
+            window: None,
+            sinks: None,
+            causal: true,
+            positions: None,
+            level: None,
+        }
+    }
+
+    /// What a product of query and key is multiplied by; 1 / sqrt(k_width) unless set. Any finite
+    /// number.
+    pub const fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// Bounds scores smoothly to `-cap ..= cap`, before any mask. Finite and above zero.
+    pub const fn soft_cap(mut self, cap: f32) -> Self {
+        self.soft_cap = Some(cap);
+        self
+    }
+
+    /// One ALiBi slope a query head, finite: a key loses `slope` for each position of distance.
+    pub const fn alibi_slopes(mut self, slopes: &'a [f32]) -> Self {
+        self.alibi_slopes = Some(slopes);
+        self
+    }
+
+    /// Only the last `window` positions up to the query are seen, the query's own included; at
+    /// least 1.
+    pub const fn window(mut self, window: usize) -> Self {
+        self.window = Some(window);
+        self
+    }
+
+    /// One learned logit a query head, no NaN: it joins the denominator with a zero value. It is
+    /// not scaled, and the log-sum-exp leaves it out.
+    pub const fn sinks(mut self, sinks: &'a [f32]) -> Self {
+        self.sinks = Some(sinks);
+        self
+    }
+
+    /// Whether a query sees no key behind its own position; on by default. Off, a query sees all
+    /// keys (cross-attention), and there may be more query rows than positions.
+    pub const fn causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// Only these positions are seen, as far as they are cached: a part, to be merged with the
+    /// other parts by [`AttentionState`](crate::attention::AttentionState).
+    pub const fn positions(mut self, positions: Range<usize>) -> Self {
+        self.positions = Some((positions.start, positions.end));
+        self
+    }
+
+    /// The level to run at; the fastest one of the processor unless set.
+    pub const fn level(mut self, level: Level) -> Self {
+        self.level = Some(level);
+        self
+    }
+
+    /// Checks every option against the shape, once.
+    pub(super) fn resolve(&self, shape: &GqaShape) -> Result<Resolved<'a>, AttentionError> {
+        let scale = self.scale.unwrap_or_else(|| default_scale(shape.kv().k_width()));
+        require("scale", scale, scale.is_finite())?;
+        if let Some(cap) = self.soft_cap {
+            require("soft_cap", cap, cap.is_finite() && cap > 0.0)?;
+        }
+        if let Some(slopes) = self.alibi_slopes {
+            per_head("alibi_slopes", slopes, shape)?;
+            for slope in slopes {
+                require("alibi_slopes", *slope, slope.is_finite())?;
+            }
+        }
+        if let Some(sinks) = self.sinks {
+            per_head("sinks", sinks, shape)?;
+            for sink in sinks {
+                require("sinks", *sink, !sink.is_nan())?;
+            }
+        }
+        if let Some(window) = self.window {
+            require("window", window as f32, window > 0)?;
+        }
+        Ok(Resolved {
+            query_scale: match self.soft_cap {
+                Some(cap) => scale / cap,
+                None => scale * LOG2_E,
+            },
+            cap: self.soft_cap.map(|cap| cap * LOG2_E),
+            slopes: self.alibi_slopes,
+            window: self.window.unwrap_or(usize::MAX),
+            sinks: self.sinks,
+            causal: self.causal,
+            positions: self.positions.unwrap_or((0, usize::MAX)),
+            level: self.level.unwrap_or_else(Level::detect),
+        })
+    }
+}
+
+/// Options that were checked, in the units of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resolved<'a> {
+    /// What the query is multiplied by: `scale x log2(e)`, or `scale / cap` under a soft cap.
+    pub(crate) query_scale: f32,
+    /// `cap x log2(e)`.
+    pub(crate) cap: Option<f32>,
+    pub(crate) slopes: Option<&'a [f32]>,
+    pub(crate) window: usize,
+    pub(crate) sinks: Option<&'a [f32]>,
+    pub(crate) causal: bool,
+    pub(crate) positions: (usize, usize),
+    pub(crate) level: Level,
+}
+
+impl Resolved<'_> {
+    /// Whether an option speaks of the query's own position, so that there must be one.
+    pub(crate) fn needs_position(&self) -> bool {
+        self.causal || self.window != usize::MAX || self.slopes.is_some()
+    }
+}
+
+fn require(what: &'static str, have: f32, holds: bool) -> Result<(), AttentionError> {
+    if holds { Ok(()) } else { Err(AttentionError::BadOption { what, have }) }
+}
+
+fn per_head(what: &'static str, have: &[f32], shape: &GqaShape) -> Result<(), AttentionError> {
+    let need = shape.n_heads();
+    if have.len() == need {
+        Ok(())
+    } else {
+        Err(AttentionError::PerHeadLength { what, need, have: have.len() })
+    }
+}
+
+/// `1 / sqrt(width)`, rounded once.
+///
+/// `core` has no square root. Newton's iteration in double precision doubles its digits each time;
+/// it starts from the power of two `y` with `width x y^2` in [1/2, 2), from where seven rounds are
+/// more than enough.
+fn default_scale(width: usize) -> f32 {
+    let width = width as f64;
+    let exponent = (width.to_bits() >> 52) as i64 - 1023;
+    let mut root = f64::from_bits(((1023 - (exponent + 1) / 2) as u64) << 52);
+    for _ in 0..7 {
+        root *= 1.5 - 0.5 * width * root * root;
+    }
+    root as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_scale_is_the_rounded_quotient() {
+        for width in (1..2000).chain([4096, 65_536, 1 << 20, 1 << 31]) {
+            assert_eq!(default_scale(width), (1.0 / (width as f64).sqrt()) as f32, "{width}");
+        }
+    }
+}

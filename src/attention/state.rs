@@ -1,0 +1,182 @@
+//! Attention over parts, merged by the caller.
+
+use core::f32::consts::{LN_2, LOG2_E};
+
+use crate::kernel::state::{Head, finish, log_sum_exp, merge};
+use crate::simd::{Kernel, Level, Simd};
+
+/// The attention of one query row of one head over some of the keys, not yet divided.
+///
+/// Keys may be split over calls, threads or machines: attend over each part
+/// ([`AttentionOptions::positions`](crate::attention::AttentionOptions::positions)), turn each
+/// output and its log-sum-exp into a state, and merge. Merging is exact up to rounding, in any
+/// grouping, and the empty state is legal everywhere: merged with it nothing changes, and
+/// finishing it gives zeros and -inf.
+///
+/// The state borrows the memory of its output row and allocates nothing. Sinks belong to
+/// [`finish`](AttentionState::finish), so that parts stay mergeable.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::attention::AttentionState;
+///
+/// let (mut left, mut right) = ([0.0; 2], [0.0; 2]);
+/// let mut state = AttentionState::empty(&mut left);
+/// state.push(0.0, &[1.0, 0.0]);
+/// let mut other = AttentionState::empty(&mut right);
+/// other.push(0.0, &[0.0, 1.0]);
+/// state.merge(&other);
+///
+/// let mut answer = [0.0; 2];
+/// let lse = state.finish(None, &mut answer);
+/// assert_eq!(answer, [0.5, 0.5]);
+/// assert_eq!(lse, 2.0_f32.ln());
+/// ```
+#[derive(Debug)]
+pub struct AttentionState<'a> {
+    head: Head,
+    out: &'a mut [f32],
+    level: Level,
+}
+
+impl<'a> AttentionState<'a> {
+    /// No key seen yet. `out` is as long as a value row and is cleared.
+    pub fn empty(out: &'a mut [f32]) -> Self {
+        out.fill(0.0);
+        AttentionState { head: Head::EMPTY, out, level: Level::detect() }
+    }
+
+    /// What a finished part amounts to: its output row and its log-sum-exp, as attention writes
+    /// them. A log-sum-exp of -inf is the empty state, whatever the row says.
+    pub fn from_output(out: &'a mut [f32], lse: f32) -> Self {
+        let mut state = AttentionState { head: Head::EMPTY, out, level: Level::detect() };
+        if lse == f32::NEG_INFINITY {
+            state.out.fill(0.0);
+        } else {
+            state.head = Head { max: lse * LOG2_E, denom: 1.0 };
+        }
+        if lse.is_nan() {
+            state.head = Head { max: f32::NEG_INFINITY, denom: f32::NAN };
+        }
+        state
+    }
+
+    /// The same state, merged and finished at this level from now on.
+    pub fn with_level(mut self, level: Level) -> Self {
+        self.level = level;
+        self
+    }
+
+    /// Takes one more key in: its score (a natural logarithm, scaled and masked already) and its
+    /// value.
+    ///
+    /// # Panics
+    ///
+    /// If the value is not as long as the output row.
+    pub fn push(&mut self, score: f32, value: &[f32]) {
+        self.check(value.len());
+        let head = if score.is_nan() {
+            Head { max: f32::NEG_INFINITY, denom: f32::NAN }
+        } else if score == f32::NEG_INFINITY {
+            return;
+        } else {
+            Head { max: score * LOG2_E, denom: 1.0 }
+        };
+        let (into, out) = (&mut self.head, &mut *self.out);
+        self.level.run(Merge { into, out, from: head, from_out: value });
+    }
+
+    /// Takes in what the other state has seen.
+    ///
+    /// # Panics
+    ///
+    /// If the two output rows differ in length.
+    pub fn merge(&mut self, other: &AttentionState<'_>) {
+        self.check(other.out.len());
+        let (into, out) = (&mut self.head, &mut *self.out);
+        self.level.run(Merge { into, out, from: other.head, from_out: other.out });
+    }
+
+    /// Whether no key was seen.
+    pub fn is_empty(&self) -> bool {
+        self.head.is_empty()
+    }
+
+    /// The largest score seen, a natural logarithm; -inf for the empty state.
+    pub fn max(&self) -> f32 {
+        self.head.max * LN_2
+    }
+
+    /// The sum of `e^(score - max)`; 0 for the empty state.
+    pub fn denom(&self) -> f32 {
+        self.head.denom
+    }
+
+    /// The sum of `e^(score - max) x value`.
+    pub fn out(&self) -> &[f32] {
+        self.out
+    }
+
+    /// Writes the answer and returns its log-sum-exp. The sink, a learned logit with a zero
+    /// value, joins the denominator here and stays out of the log-sum-exp.
+    ///
+    /// # Panics
+    ///
+    /// If the answer is not as long as the output row.
+    pub fn finish(&self, sink: Option<f32>, answer: &mut [f32]) -> f32 {
+        self.check(answer.len());
+        self.level.run(Finish { head: self.head, out: self.out, sink, answer })
+    }
+
+    /// The log-sum-exp so far, a natural logarithm; -inf for the empty state.
+    pub fn lse(&self) -> f32 {
+        if self.is_empty() { f32::NEG_INFINITY } else { log_sum_exp(self.head) }
+    }
+
+    #[track_caller]
+    fn check(&self, have: usize) {
+        if have != self.out.len() {
+            width_differs(self.out.len(), have);
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn width_differs(need: usize, have: usize) -> ! {
+    panic!("this state's rows hold {need} numbers, got {have}");
+}
+
+struct Merge<'m> {
+    into: &'m mut Head,
+    out: &'m mut [f32],
+    from: Head,
+    from_out: &'m [f32],
+}
+
+impl Kernel for Merge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        merge(s, self.into, self.out, self.from, self.from_out);
+    }
+}
+
+struct Finish<'m> {
+    head: Head,
+    out: &'m [f32],
+    sink: Option<f32>,
+    answer: &'m mut [f32],
+}
+
+impl Kernel for Finish<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) -> f32 {
+        finish(s, self.head, self.out, self.sink, self.answer)
+    }
+}

@@ -1,0 +1,182 @@
+//! AVX2 and FMA: a vector is two ymm registers.
+
+use core::arch::x86_64::*;
+
+use super::scalar::{MAGIC, ONE};
+use super::sealed::Sealed;
+use super::{Kernel, LANES, MOST_ROWS, Simd};
+
+/// Proof that the processor and the operating system have AVX2 and FMA.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    ///
+    /// The processor must have `avx2` and `fma`, and the operating system must save ymm.
+    pub(super) unsafe fn assume() -> Self {
+        Avx2(())
+    }
+
+    /// Runs a kernel with the features on.
+    #[inline(always)]
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: the token proves the features.
+        unsafe { door(kernel, self) }
+    }
+
+    /// The last three steps of [`Simd::reduce_max`].
+    #[inline(always)]
+    pub(super) fn max_of_eight(self, eight: __m256) -> f32 {
+        // SAFETY: the token proves AVX2.
+        unsafe {
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+
+    /// The last three steps of [`Simd::reduce_sum`].
+    #[inline(always)]
+    pub(super) fn sum_of_eight(self, eight: __m256) -> f32 {
+        // SAFETY: the token proves AVX2.
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn door<K: Kernel>(kernel: K, token: Avx2) -> K::Output {
+    kernel.call(token)
+}
+
+impl Sealed for Avx2 {}
+
+/// Eight set bits then eight clear ones: a window on it masks the first `n` lanes of a ymm.
+static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+
+impl Simd for Avx2 {
+    const FUSED: bool = true;
+    const ROWS: usize = 6;
+    // Sixteen ymm, two a vector: 6 x 1 is 12 accumulators + 2 loaded + 1 broadcast = 15.
+    const COLUMNS: [usize; MOST_ROWS + 1] = [1, 4, 2, 1, 1, 1, 1, 1, 1];
+
+    type F32 = [__m256; 2];
+
+    #[inline(always)]
+    fn splat(self, number: f32) -> Self::F32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { [_mm256_set1_ps(number); 2] }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> Self::F32 {
+        let at = from.as_ptr();
+        // SAFETY: the token proves AVX2; both halves lie in the sixteen numbers.
+        unsafe { [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))] }
+    }
+
+    #[inline(always)]
+    fn load_partial(self, from: &[f32]) -> Self::F32 {
+        let count = from.len().min(LANES);
+        let (low, high) = (count.min(8), count.saturating_sub(8));
+        let at = from.as_ptr();
+        // SAFETY: the token proves AVX2. `8 - low` and `8 - high` are 0 ..= 8, so a window of
+        // eight lies in `MASKS`; a masked load touches only the lanes whose mask is set, of which
+        // there are `low` from the start and `high` from the eighth, all inside `from`. The
+        // second pointer is only made where `from` has more than eight numbers.
+        unsafe {
+            let mask = |n: usize| _mm256_loadu_si256(MASKS.as_ptr().add(8 - n).cast());
+            let second = if high > 0 { at.add(8) } else { at };
+            [_mm256_maskload_ps(at, mask(low)), _mm256_maskload_ps(second, mask(high))]
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, vector: Self::F32, to: &mut [f32; LANES]) {
+        let at = to.as_mut_ptr();
+        // SAFETY: the token proves AVX2; both halves lie in the sixteen numbers.
+        unsafe {
+            _mm256_storeu_ps(at, vector[0]);
+            _mm256_storeu_ps(at.add(8), vector[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
+        // SAFETY: the token proves FMA.
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+
+    #[inline(always)]
+    fn select_less(self, a: Self::F32, b: Self::F32, then: Self::F32, or: Self::F32) -> Self::F32 {
+        // SAFETY: the token proves AVX2.
+        unsafe {
+            let less =
+                [_mm256_cmp_ps::<_CMP_LT_OQ>(a[0], b[0]), _mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1])];
+            [_mm256_blendv_ps(or[0], then[0], less[0]), _mm256_blendv_ps(or[1], then[1], less[1])]
+        }
+    }
+
+    #[inline(always)]
+    fn whole_and_power(self, x: Self::F32) -> (Self::F32, Self::F32) {
+        let magic = self.splat(MAGIC);
+        let shifted = self.add(x, magic);
+        let whole = self.sub(shifted, magic);
+        // SAFETY: the token proves AVX2.
+        let power = unsafe {
+            let one = _mm256_set1_epi32(ONE.cast_signed());
+            let scale = |v: __m256| {
+                let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(v));
+                _mm256_castsi256_ps(_mm256_add_epi32(exponent, one))
+            };
+            [scale(shifted[0]), scale(shifted[1])]
+        };
+        (whole, power)
+    }
+
+    #[inline(always)]
+    fn reduce_max(self, vector: Self::F32) -> f32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { self.max_of_eight(_mm256_max_ps(vector[0], vector[1])) }
+    }
+
+    #[inline(always)]
+    fn reduce_sum(self, vector: Self::F32) -> f32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { self.sum_of_eight(_mm256_add_ps(vector[0], vector[1])) }
+    }
+}

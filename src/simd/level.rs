@@ -1,0 +1,219 @@
+//! A level is a token chosen at run time.
+
+use core::fmt;
+use core::sync::atomic::{AtomicU8, Ordering};
+
+#[cfg(target_arch = "x86_64")]
+use super::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use super::avx512::Avx512;
+#[cfg(target_arch = "x86_64")]
+use super::detect;
+use super::portable::Portable;
+use super::scalar::Scalar;
+use super::{Kernel, Simd};
+
+/// A set of vector instructions that this processor has.
+///
+/// A value of this type is the proof: it can only be had by asking the processor, so no safe code
+/// can run an instruction that is not there.
+///
+/// ```compile_fail
+/// // Its inside is private: a level cannot be forged.
+/// let level = paged_kv::Level(todo!());
+/// ```
+///
+/// Within a class ([`Level::is_fused`]) all levels give the same bits.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::Level;
+///
+/// let best = Level::detect();
+/// assert!(Level::available().any(|level| level == best));
+/// assert_eq!(Level::from_name("scalar"), Some(Level::SCALAR));
+/// ```
+#[derive(Clone, Copy)]
+pub struct Level(Tier);
+
+#[derive(Clone, Copy)]
+enum Tier {
+    Scalar(Scalar),
+    Portable(Portable),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl Level {
+    /// One lane after the other: the reference.
+    pub const SCALAR: Level = Level(Tier::Scalar(Scalar));
+
+    /// The vector registers that this build may assume of its target.
+    pub const PORTABLE: Level = Level(Tier::Portable(Portable));
+
+    /// The fastest level of this processor.
+    ///
+    /// Asks the processor once and remembers; after that it is one relaxed load. Works without
+    /// std, and believes the operating system as well as the processor.
+    pub fn detect() -> Level {
+        // 0: not asked yet, otherwise the level's place in `BEST_LAST` plus one.
+        static BEST: AtomicU8 = AtomicU8::new(0);
+        let known = BEST.load(Ordering::Relaxed);
+        if known > 0
+            && let Some(level) = Self::at(usize::from(known) - 1)
+        {
+            return level;
+        }
+        ask(&BEST)
+    }
+
+    /// Every level that this processor has, the reference first and the fastest last.
+    pub fn available() -> Levels {
+        Levels { present: present(), next: 0 }
+    }
+
+    /// The level with this name, if this processor has it.
+    pub fn from_name(name: &str) -> Option<Level> {
+        Self::available().find(|level| level.name() == name)
+    }
+
+    /// AVX2 with FMA, on the caller's word.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have `avx2` and `fma`, and the operating system must save ymm.
+    #[cfg(target_arch = "x86_64")]
+    pub unsafe fn assume_avx2() -> Level {
+        // SAFETY: the caller promises the features.
+        Level(Tier::Avx2(unsafe { Avx2::assume() }))
+    }
+
+    /// AVX-512, on the caller's word.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have `avx512f`, `avx512bw`, `avx512dq`, `avx512vl`, `avx2` and `fma`,
+    /// and the operating system must save zmm and the mask registers.
+    #[cfg(target_arch = "x86_64")]
+    pub unsafe fn assume_avx512() -> Level {
+        // SAFETY: the caller promises the features.
+        Level(Tier::Avx512(unsafe { Avx512::assume() }))
+    }
+
+    /// `scalar`, `portable`, `avx2` or `avx512`.
+    pub const fn name(self) -> &'static str {
+        match self.0 {
+            Tier::Scalar(_) => "scalar",
+            Tier::Portable(_) => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512(_) => "avx512",
+        }
+    }
+
+    /// Whether a product and the sum it goes into are rounded once, together.
+    ///
+    /// The two classes differ by a rounding here and there; inside one class all levels give the
+    /// same bits.
+    pub const fn is_fused(self) -> bool {
+        match self.0 {
+            Tier::Scalar(_) => Scalar::FUSED,
+            Tier::Portable(_) => Portable::FUSED,
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx2(_) => Avx2::FUSED,
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512(_) => Avx512::FUSED,
+        }
+    }
+
+    /// Runs a kernel at this level: the one door.
+    #[inline(always)]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            Tier::Scalar(token) => kernel.call(token),
+            Tier::Portable(token) => kernel.call(token),
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx2(token) => token.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512(token) => token.run(kernel),
+        }
+    }
+
+    /// The level at this place from the reference up, as `present` counts them.
+    fn at(place: usize) -> Option<Level> {
+        match place {
+            0 => Some(Self::SCALAR),
+            1 => Some(Self::PORTABLE),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `present` counts this far only where the features were detected.
+            2 => Some(unsafe { Self::assume_avx2() }),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `present` counts this far only where the features were detected.
+            3 => Some(unsafe { Self::assume_avx512() }),
+            _ => None,
+        }
+    }
+}
+
+impl PartialEq for Level {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Level {}
+
+impl fmt::Debug for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The levels of this processor, see [`Level::available`].
+#[derive(Clone, Debug)]
+pub struct Levels {
+    present: usize,
+    next: usize,
+}
+
+impl Iterator for Levels {
+    type Item = Level;
+
+    fn next(&mut self) -> Option<Level> {
+        let place = (self.next < self.present).then_some(self.next)?;
+        self.next += 1;
+        Level::at(place)
+    }
+}
+
+/// How many levels there are, from the reference up without a gap.
+fn present() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let features = detect::features();
+        2 + usize::from(features.avx2) + usize::from(features.avx512)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        2
+    }
+}
+
+/// Asks the processor and remembers. Two threads that ask at once write the same answer.
+#[cold]
+#[inline(never)]
+fn ask(best: &AtomicU8) -> Level {
+    let present = present();
+    best.store(present as u8, Ordering::Relaxed);
+    Level::at(present - 1).unwrap_or(Level::PORTABLE)
+}
