@@ -27,7 +27,6 @@ pub mod gguf;
 pub mod memory;
 pub mod model;
 pub mod options;
-pub mod pending;
 pub mod plan;
 pub mod pool;
 pub mod report;

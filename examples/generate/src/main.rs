@@ -7,11 +7,11 @@ use generate::error::Error;
 use generate::gguf::Gguf;
 use generate::model::Model;
 use generate::options::{self, Command, HELP, Options};
-use generate::pending::Level;
 use generate::plan::Plan;
 use generate::report::{self, Report};
 use generate::serve;
 use generate::tokenizer::Vocabulary;
+use paged_kv::Level;
 
 fn main() -> ExitCode {
     match options::parse(std::env::args().skip(1)).and_then(|command| match command {
@@ -95,7 +95,7 @@ fn level(options: &Options) -> Result<Level, Error> {
         return Ok(Level::detect());
     };
     Level::from_name(name).ok_or_else(|| {
-        let names: Vec<_> = Level::available().into_iter().map(|level| level.name()).collect();
+        let names: Vec<_> = Level::available().map(|level| level.name()).collect();
         Error::Usage(format!("--level {name} is not to be had here; {} are", names.join(", ")))
     })
 }

@@ -10,14 +10,14 @@
 //! together with every other request. Nothing can break in between: the blocks that a request
 //! writes are its own.
 
+use paged_kv::attention::{
+    AttentionOptions, attention_scratch_len, causal_gqa_attention_paged_into,
+};
 use paged_kv::cache::{PagedKvCache, SharedPagedKv, SharedSequence};
-use paged_kv::{BlockId, GqaShape, KvShape};
+use paged_kv::{BlockId, GqaShape, KvShape, Level};
 
 use crate::error::Error;
 use crate::model::{Memory, Rows};
-use crate::pending::{
-    AttentionOptions, Level, attention_scratch_len, causal_gqa_attention_paged_into,
-};
 use crate::pool::{Pages, Pool};
 
 /// A request's memory. Dropping it, also while a panic unwinds, gives every block back.

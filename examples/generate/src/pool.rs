@@ -57,17 +57,13 @@ impl Pool {
     }
 
     /// Takes `count` groups, all or none, after everybody who asked before. `waiting` is called
-    /// with the number of free groups each time there is reason to wait.
+    /// with the number of free groups, once, if there is reason to wait.
     ///
     /// # Errors
     ///
     /// [`Error::NeverFits`], at once, for more groups than the pool has. A caller that holds
     /// groups while asking for others waits for itself, if the two together do not fit.
-    pub fn acquire(
-        &self,
-        count: usize,
-        mut waiting: impl FnMut(usize),
-    ) -> Result<Pages<'_>, Error> {
+    pub fn acquire(&self, count: usize, waiting: impl FnOnce(usize)) -> Result<Pages<'_>, Error> {
         if count > self.blocks {
             let positions = count.saturating_mul(self.block_size);
             return Err(Error::NeverFits { positions, need: count, have: self.blocks });
@@ -75,13 +71,16 @@ impl Pool {
         let mut line = self.line();
         let ticket = line.next_ticket;
         line.next_ticket += 1;
+        let mut waiting = Some(waiting);
         loop {
             // Nobody else takes while the line is locked, so what is free now stays free.
             let free = self.shared.free_groups();
             if line.now_serving == ticket && free >= count {
                 break;
             }
-            waiting(free);
+            if let Some(waiting) = waiting.take() {
+                waiting(free);
+            }
             line = self.moved.wait(line).unwrap_or_else(PoisonError::into_inner);
         }
         let mut pages = Pages { pool: self, groups: Vec::with_capacity(count) };

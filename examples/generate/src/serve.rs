@@ -8,11 +8,12 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use paged_kv::Level;
+
 use crate::error::Error;
 use crate::memory::PagedMemory;
 use crate::model::{Memory, Model};
 use crate::options::Options;
-use crate::pending::Level;
 use crate::plan::{Job, Plan};
 use crate::pool::{Pages, Pool};
 use crate::sample::Sampler;
@@ -173,7 +174,7 @@ fn answer(
     tell: &Sender<Event>,
 ) -> Result<Vec<u32>, Error> {
     // Nobody listens any more if the listener has panicked; the request still ends in order.
-    let tell = |event| drop(tell.send(event));
+    let tell = |event| _ = tell.send(event);
     let Context { model, pool, options, .. } = context;
     let need = job.own_blocks;
     let own = pool.acquire(need, |free| tell(Event::Waits { request, need, free }))?;
@@ -206,6 +207,6 @@ struct Ended<'a> {
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
-        drop(self.tell.send(Event::Ended { request: self.request }));
+        _ = self.tell.send(Event::Ended { request: self.request });
     }
 }
