@@ -7,8 +7,9 @@
 //! # Chunks
 //!
 //! Tokens of a request must not depend on who prefilled its prompt, and a product of one row and
-//! a product of sixty-four run through different kernels, which round differently. So a prompt is
-//! cut at absolute positions, every [`CHUNK`], and an adopted prefix always ends at such a cut: a
+//! a product of sixty-four run through different kernels, which round differently (measured: 880
+//! of the 960 numbers of the first product, by their last bits; from five rows on all agree, which
+//! nobody has promised; the number of threads never mattered). So a prompt is cut at absolute positions, every [`CHUNK`], and an adopted prefix always ends at such a cut: a
 //! position then meets the same number of rows in every product whether its neighbours were
 //! prefilled by its own request or by another. New tokens go one by one. The alternative, a product
 //! whose rows do not know of each other, would be our own and slower than candle's.

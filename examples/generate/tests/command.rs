@@ -94,7 +94,7 @@ fn models_that_cannot_be_run_are_refused() {
         ("llama.block_count", Value::U32(3), "blk.2.attn_q.weight is missing"),
         ("llama.block_count", Value::U32(0), "no layer"),
         ("llama.block_count", text("two"), "llama.block_count is no count"),
-        ("llama.embedding_length", Value::U32(64), "is needed"),
+        ("llama.feed_forward_length", Value::U32(48), "[48, 32] is needed"),
         ("general.alignment", Value::U32(0), "contradicts itself"),
     ] {
         let mut model = Tiny::new();

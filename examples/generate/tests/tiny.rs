@@ -77,6 +77,43 @@ fn a_prefix_is_computed_once() {
     assert_eq!(outcome.free, plan.pool_blocks);
 }
 
+/// Tokens are a coarse net: last bits must be equal too, or a long text shows it one day.
+#[test]
+fn an_adopted_prefix_changes_no_bit() {
+    let model = model("bits.gguf");
+    let prompt = &prompts()[7];
+    let level = Level::detect();
+    for block_size in [16, 32, 48, 64] {
+        let mut options = options(2, 1);
+        options.block_size = block_size;
+        let plan = Plan::new(std::slice::from_ref(prompt), &options, model.sizes()).unwrap();
+        assert!(plan.prefix > 0);
+        let own = plan.jobs[0].own_blocks;
+        let pool = Pool::new(model.sizes(), block_size, 2 * (plan.prefix_blocks + own)).unwrap();
+        let pages = |count| pool.acquire(count, |_| ()).unwrap();
+        let mut whole =
+            PagedMemory::new(&pool, None, pages(plan.prefix_blocks + own), level).unwrap();
+        let alone = model.prefill(prompt, &mut whole, |_| ()).unwrap();
+        let mut filling = PagedMemory::new(&pool, None, pages(plan.prefix_blocks), level).unwrap();
+        model.prefill(&prompt[..plan.prefix], &mut filling, |_| ()).unwrap();
+        let prefix = filling.into_pages();
+        let mut rest = PagedMemory::new(&pool, Some(prefix.share()), pages(own), level).unwrap();
+        assert_eq!(rest.len(), plan.prefix);
+        let adopted = model.prefill(&prompt[plan.prefix..], &mut rest, |_| ()).unwrap();
+        let bits = |logits: &[f32]| logits.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&alone), bits(&adopted), "blocks of {block_size}");
+    }
+}
+
+#[test]
+fn one_request_that_fails_stops_no_other() {
+    let model = model("failing.gguf");
+    let outcome = serve(&model, &[vec![9999; 3], vec![1; 20]], Level::detect(), &options(2, 5));
+    let failed = outcome.answers[0].as_ref().unwrap_err();
+    assert!(failed.to_string().contains("token 9999"), "{failed}");
+    assert_eq!(outcome.answers[1].as_ref().unwrap().len(), 5);
+}
+
 #[test]
 fn whoever_does_not_fit_waits_and_says_the_same() {
     let model = model("waiting.gguf");
