@@ -55,7 +55,7 @@ fn run(options: &Options) -> Result<(), Error> {
     say(
         &mut progress,
         format_args!(
-            "{} layers, {} query heads over {} KV heads of {}; attention by {}, {threads} threads",
+            "{} layers, {} query heads over {} KV heads of {}; attention by {}; threads: {threads}",
             sizes.layers,
             sizes.n_heads,
             sizes.n_kv_heads,
