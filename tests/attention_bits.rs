@@ -211,6 +211,25 @@ fn the_borders_of_tiles_and_splits() {
     }
 }
 
+/// A window moves the first key with each row; states are merged at the same positions all the
+/// same. The rows of a chunk begin on both sides of a tile's border here, and see more than one
+/// split.
+#[test]
+fn a_window_does_not_move_the_splits() {
+    for window in [513, 556, 620, 684, 748, 812, 1004] {
+        for (n_q, group) in [(9, 1), (9, 3), (40, 3)] {
+            let sizes = Sizes { n_kv_heads: 1, group, k_width: 3, v_width: 5, n_q, len: 1200 };
+            let mut case = Case::random(sizes, 0, 5);
+            case.rules.window = Some(window);
+            for level in Level::available() {
+                let want = answer(&case, Place::Contiguous(64), level).bits();
+                let have = in_chunks(&case, Place::Paged(48, 9), level, || 1);
+                assert!(have.bits() == want, "{level}, {sizes:?}, window {window}");
+            }
+        }
+    }
+}
+
 /// States pushed, merged and finished give the same bits at every level of a class.
 #[test]
 fn states_of_a_class_agree() {
