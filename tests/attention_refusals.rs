@@ -200,11 +200,12 @@ fn options_are_checked() {
         other => panic!("{what} = {have} gave {other:?}"),
     };
     let (nan, inf) = (f32::NAN, f32::INFINITY);
-    for have in [nan, inf, -inf] {
+    // Finite, but not any more in the kernel's unit.
+    for have in [nan, inf, -inf, f32::MAX, f32::MIN] {
         bad(&plain().scale(have), "scale", have);
         bad(&plain().alibi_slopes(&[0.0, 0.0, 0.0, have]), "alibi_slopes", have);
     }
-    for have in [0.0, -0.0, -1.0, nan, inf, -inf] {
+    for have in [0.0, -0.0, -1.0, nan, inf, -inf, f32::MAX, 1e-45] {
         bad(&plain().soft_cap(have), "soft_cap", have);
     }
     bad(&plain().window(0), "window", 0.0);

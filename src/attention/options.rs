@@ -66,20 +66,21 @@ impl<'a> AttentionOptions<'a> {
         }
     }
 
-    /// What a product of query and key is multiplied by; 1 / sqrt(k_width) unless set. Any finite
-    /// number.
+    /// What a product of query and key is multiplied by; 1 / sqrt(k_width) unless set. Any number
+    /// that is finite when multiplied by log2(e).
     pub const fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
         self
     }
 
-    /// Bounds scores smoothly to `-cap ..= cap`, before any mask. Finite and above zero.
+    /// Bounds scores smoothly to `-cap ..= cap`, before any mask. Above zero, finite when
+    /// multiplied by log2(e), and not so small that `scale / cap` is infinite.
     pub const fn soft_cap(mut self, cap: f32) -> Self {
         self.soft_cap = Some(cap);
         self
     }
 
-    /// One ALiBi slope a query head, finite: a key loses `slope` for each position of distance.
+    /// One ALiBi slope a query head, finite when multiplied by log2(e): a key loses `slope` for each position of distance.
     pub const fn alibi_slopes(mut self, slopes: &'a [f32]) -> Self {
         self.alibi_slopes = Some(slopes);
         self
@@ -121,15 +122,23 @@ impl<'a> AttentionOptions<'a> {
 
     /// Checks every option against the shape, once.
     pub(super) fn resolve(&self, shape: &GqaShape) -> Result<Resolved<'a>, AttentionError> {
+        // What is checked is the number in the kernel's unit, which may overflow where the option
+        // itself does not: infinity times a distance of zero would be a NaN.
+        let in_log2 = |number: f32| number * LOG2_E;
         let scale = self.scale.unwrap_or_else(|| default_scale(shape.kv().k_width()));
-        require("scale", scale, scale.is_finite())?;
-        if let Some(cap) = self.soft_cap {
-            require("soft_cap", cap, cap.is_finite() && cap > 0.0)?;
-        }
+        require("scale", scale, in_log2(scale).is_finite())?;
+        let query_scale = match self.soft_cap {
+            None => in_log2(scale),
+            Some(cap) => {
+                let holds = cap > 0.0 && in_log2(cap).is_finite() && (scale / cap).is_finite();
+                require("soft_cap", cap, holds)?;
+                scale / cap
+            }
+        };
         if let Some(slopes) = self.alibi_slopes {
             per_head("alibi_slopes", slopes, shape)?;
             for slope in slopes {
-                require("alibi_slopes", *slope, slope.is_finite())?;
+                require("alibi_slopes", *slope, in_log2(*slope).is_finite())?;
             }
         }
         if let Some(sinks) = self.sinks {
@@ -142,11 +151,8 @@ impl<'a> AttentionOptions<'a> {
             require("window", window as f32, window > 0)?;
         }
         Ok(Resolved {
-            query_scale: match self.soft_cap {
-                Some(cap) => scale / cap,
-                None => scale * LOG2_E,
-            },
-            cap: self.soft_cap.map(|cap| cap * LOG2_E),
+            query_scale,
+            cap: self.soft_cap.map(in_log2),
             slopes: self.alibi_slopes,
             window: self.window.unwrap_or(usize::MAX),
             sinks: self.sinks,

@@ -48,7 +48,7 @@ const TANH_BEND: f32 = 0.625;
 /// the whole.
 const TANH: [f32; 5] = [-0.333_332_8, 0.133_314_42, -0.053_739_715, 0.020_639_087, -0.005_704_987];
 
-/// `tanh(x)` to 3 units of 2^-24, for any x; a NaN stays one.
+/// `tanh(x)` to 3.2 units of 2^-24, for any x; a NaN stays one.
 ///
 /// Near zero an odd polynomial, since the quotient `(1 - e) / (1 + e)` with `e = 2^(-2 |x| log2 e)`
 /// loses digits there; beyond, the quotient, which reaches exactly 1 where `e` vanishes.

@@ -264,12 +264,14 @@ impl<E: Element> KvCache<E> {
             return Err(KvCacheError::PositionOutOfRange { position: len, len: self.len });
         }
         self.len = len;
+        self.forget_rows();
         Ok(())
     }
 
     /// Takes all positions back. Blocks and memory stay held.
     pub fn clear(&mut self) {
         self.len = 0;
+        self.forget_rows();
     }
 
     /// Empties the cache, frees its memory and gives every block back to the pool, also the one
@@ -290,10 +292,7 @@ impl<E: Element> KvCache<E> {
     #[doc(hidden)]
     pub fn poison_free(&mut self) {
         self.poison = true;
-        let written = self.shape().blocks_for(self.len);
-        for page in &mut self.pages[written..] {
-            page.numbers_mut::<E::Stored>().fill(E::POISON);
-        }
+        self.forget_rows();
     }
 
     /// Positions written.
@@ -384,6 +383,26 @@ impl<E: Element> KvCache<E> {
             return Err(KvCacheError::HeadOutOfRange { head, n_kv_heads });
         }
         Ok(&self.pages[position / self.shape().block_size()])
+    }
+
+    /// In poison mode, what stands past the length is nobody's any more.
+    fn forget_rows(&mut self) {
+        if !self.poison {
+            return;
+        }
+        let shape = self.shape();
+        let written = shape.blocks_for(self.len);
+        for page in &mut self.pages[written..] {
+            page.numbers_mut::<E::Stored>().fill(E::POISON);
+        }
+        let row = self.len % shape.block_size();
+        if row != 0 {
+            let n = shape.block_size() - row;
+            let (k, v) = (n * shape.k_row_len(), n * shape.v_row_len());
+            let nothing = alloc::vec![f32::NAN; k.max(v)];
+            let page = self.pages[written - 1].numbers_mut();
+            E::write(&self.layout, page, row, &nothing[..k], &nothing[..v]);
+        }
     }
 
     fn append_checked(&mut self, k: &[f32], v: &[f32], n: usize) -> Result<(), KvCacheError> {
