@@ -8,9 +8,9 @@
 //! 0 ..= 29 count          tables that name the block, and at most one group
 //! ```
 //!
-//! A free block's word is 0. A block may be written while its sole holder is one table, or one
-//! table and its own group that nobody else has retained: see [`Blocks::sole_table`]. The two
-//! flags exist for that question alone.
+//! A free block's word is 0. A block may be written while its sole holder is one table, or, where
+//! the table has it as room to grow into, one table and a group that nobody else has retained: see
+//! [`Blocks::sole_holder`] and [`Blocks::sole_table`]. The two flags exist for that question alone.
 //!
 //! # Giving back needs no lock
 //!
@@ -189,7 +189,7 @@ impl Blocks {
         allow(dead_code, reason = "only the shared layer has groups")
     )]
     pub(crate) fn drop_group(&self, block: BlockId) -> Result<Released, Refused> {
-        self.drop_holder(block, |word| (word & GROUP != 0).then_some((word & COUNT) - 1))
+        self.drop_holder(block, |word| (word & GROUP != 0).then(|| (word & COUNT) - 1))
     }
 
     fn drop_holder(
@@ -266,6 +266,12 @@ impl Blocks {
         } else {
             Err(Miscount::FreeList { free, found: length })
         }
+    }
+
+    /// Whether one table holds this block and nobody else, no group either.
+    #[inline]
+    pub(crate) fn sole_holder(&self, block: BlockId) -> bool {
+        self.words[block.index()].load(Ordering::Acquire) == 1
     }
 
     /// How many hold the block: tables and at most one group.

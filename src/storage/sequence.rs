@@ -57,12 +57,14 @@ pub struct PagedKvCache {
     store: Option<StoreId>,
     table: Vec<BlockId>,
     len: usize,
+    /// The first blocks of the table, which others filled: by adoption or before a fork.
+    filled: usize,
 }
 
 impl PagedKvCache {
     /// An empty sequence, bound to no store. Allocates nothing.
     pub const fn new() -> Self {
-        PagedKvCache { store: None, table: Vec::new(), len: 0 }
+        PagedKvCache { store: None, table: Vec::new(), len: 0, filled: 0 }
     }
 
     /// Writes the next position: `k` is `[n_kv_heads][k_width]`, `v` is `[n_kv_heads][v_width]`.
@@ -215,6 +217,7 @@ impl PagedKvCache {
         hold_all(store.blocks(), blocks)?;
         self.table.extend_from_slice(blocks);
         self.len = len;
+        self.filled = need;
         if !blocks.is_empty() {
             self.store = Some(store.id());
         }
@@ -247,11 +250,13 @@ impl PagedKvCache {
         for block in self.table.drain(store.shape().blocks_for(len)..) {
             store.give_back(block);
         }
-        if let Some(&tail) = self.table.last() {
-            let row = len % store.block_size();
-            if row != 0 {
-                store.forget_rows(tail, row);
-            }
+        self.filled = self.filled.min(self.table.len());
+        let row = len % store.block_size();
+        if let Some(tail) = self.table.len().checked_sub(1)
+            && row != 0
+            && self.may_write(store.blocks(), tail)
+        {
+            store.forget_rows(self.table[tail], row);
         }
         Ok(())
     }
@@ -274,7 +279,7 @@ impl PagedKvCache {
         let blocks = &self.table[..store.shape().blocks_for(self.len)];
         hold_all(store.blocks(), blocks)?;
         let store = if blocks.is_empty() { None } else { self.store };
-        Ok(PagedKvCache { store, table: blocks.to_vec(), len: self.len })
+        Ok(PagedKvCache { store, table: blocks.to_vec(), len: self.len, filled: blocks.len() })
     }
 
     /// Gives every block back; the sequence is empty afterwards and bound to no store.
@@ -294,6 +299,7 @@ impl PagedKvCache {
             store.give_back(block);
         }
         self.len = 0;
+        self.filled = 0;
         self.store = None;
         Ok(())
     }
@@ -315,6 +321,7 @@ impl PagedKvCache {
             debug_assert!(released.is_ok(), "a table holds a count on each of its blocks");
         }
         self.len = 0;
+        self.filled = 0;
         self.store = None;
         Ok(())
     }
@@ -447,9 +454,10 @@ impl PagedKvCache {
     /// Sees to it that the next `n` positions have blocks, and that nobody else holds them.
     ///
     /// Everything that can fail comes first. Whether a block is ours alone can change under our
-    /// hands, because groups are retained and released without the store: what counts is what was
-    /// found when the blocks needed were counted, and a group retained after that is a group
-    /// retained after the write.
+    /// hands, because groups are retained and released without the store. So it is asked once for
+    /// each block, and the answers are noted by index behind the table: a group retained after
+    /// that is a group retained after the write. (Asked twice, a block that became shared in
+    /// between took the copy that another one had been counted for, and that one was overwritten.)
     fn make_room<E: Element>(
         &mut self,
         store: &mut PagedKvStore<E>,
@@ -460,24 +468,26 @@ impl PagedKvCache {
         }
         let shape = store.shape();
         let end = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
+        let had = self.table.len();
         let first = self.len / shape.block_size();
         let last = shape.blocks_for(end);
-        let kept = first.min(self.table.len())..last.min(self.table.len());
-        let others_hold = |block: &&BlockId| !store.blocks().sole_table(**block);
-        let mut copies = self.table[kept.clone()].iter().filter(others_hold).count();
-        let more = last.saturating_sub(self.table.len());
+        let more = last.saturating_sub(had);
+        for index in first.min(had)..last.min(had) {
+            if !self.may_write(store.blocks(), index) {
+                self.table.push(BlockId::from_raw(index as u32));
+            }
+        }
+        let copies = self.table.len() - had;
         if copies + more == 0 {
             return Ok(());
         }
-        store.check_free(copies + more)?;
-        self.table.reserve(more);
-        for index in kept {
-            let old = self.table[index];
-            if copies == 0 || store.blocks().sole_table(old) {
-                continue;
-            }
-            copies -= 1;
-            let new = store.take();
+        if let Err(exhausted) = store.check_free(copies + more) {
+            self.table.truncate(had);
+            return Err(exhausted.into());
+        }
+        for note in had..had + copies {
+            let index = self.table[note].index();
+            let (old, new) = (self.table[index], store.take());
             // Blocks past the one that is being filled hold nothing of this sequence.
             if index * shape.block_size() < self.len {
                 store.copy_block(old, new);
@@ -485,12 +495,24 @@ impl PagedKvCache {
             self.table[index] = new;
             store.give_back(old);
         }
+        self.table.truncate(had);
+        self.table.reserve(more);
         for _ in 0..more {
             let block = store.take();
             self.table.push(block);
         }
         self.store = Some(store.id());
         Ok(())
+    }
+
+    /// Whether a write into the `index`-th block is seen by nobody else.
+    ///
+    /// No other table may name it. A group may hold it where the block came without rows, as room
+    /// to grow into: then it is this sequence's own group, as long as nobody else has retained it.
+    /// A block that came with rows is somebody's prefix, and stays as it is while a group holds it.
+    fn may_write(&self, blocks: &Blocks, index: usize) -> bool {
+        let block = self.table[index];
+        if index < self.filled { blocks.sole_holder(block) } else { blocks.sole_table(block) }
     }
 }
 
