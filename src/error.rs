@@ -249,6 +249,45 @@ impl From<PagedStoreExhausted> for PagedKvError {
     }
 }
 
+/// The books of a store do not agree with what its holders say they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Miscount {
+    /// A block is counted for more or fewer holders than name it.
+    ///
+    /// More counted than found is a leak: a sequence was dropped without being released.
+    Holders {
+        /// The block.
+        block: BlockId,
+        /// Holders it is counted for.
+        counted: u32,
+        /// Holders that name it.
+        found: u32,
+    },
+    /// The free list has a held block, or a block twice, or misses one.
+    FreeList {
+        /// Blocks counted free.
+        free: usize,
+        /// Different free blocks on the list.
+        found: usize,
+    },
+}
+
+impl fmt::Display for Miscount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Miscount::Holders { block, counted, found } => {
+                write!(f, "block {block} is counted for {counted} holders, {found} name it")
+            }
+            Miscount::FreeList { free, found } => {
+                write!(f, "{free} blocks are counted free, {found} are on the free list")
+            }
+        }
+    }
+}
+
+impl Error for Miscount {}
+
 /// Why a contiguous cache could not be changed or read. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -9,6 +9,9 @@ pub mod attention;
 mod element;
 mod error;
 mod id;
+#[cfg(feature = "internal")]
+#[doc(hidden)]
+pub mod internal;
 mod kernel;
 mod shape;
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]

@@ -300,6 +300,7 @@ impl<E: Element> SharedPagedKv<E> {
     /// # Cost
     ///
     /// One allocation, and the group table may grow.
+    #[must_use = "dropping the handle does not release the group"]
     pub fn acquire_group(&self) -> Option<PageGroup> {
         if self.layers.is_empty() {
             return None;

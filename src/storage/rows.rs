@@ -21,7 +21,7 @@ pub(crate) fn check(shape: KvShape, n: usize, k: &[f32], v: &[f32]) -> Result<()
 #[inline]
 fn check_side(side: Side, n: usize, row_len: usize, have: usize) -> Result<(), WrongRows> {
     // No slice is `usize::MAX` numbers long, so that a product that does not fit is never met.
-    let need = n.checked_mul(row_len).unwrap_or(usize::MAX);
+    let need = n.saturating_mul(row_len);
     if need == have { Ok(()) } else { Err(WrongRows { side, need, have }) }
 }
 

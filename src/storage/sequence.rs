@@ -514,3 +514,34 @@ fn hold_all(counts: &Blocks, blocks: &[BlockId]) -> Result<(), PagedKvError> {
 fn check_out(side: Side, need: usize, have: usize) -> Result<(), PagedKvError> {
     if need == have { Ok(()) } else { Err(PagedKvError::RowLength { side, need, have }) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_sequence_views_any_store_and_a_filled_one_its_own() {
+        let mut store = PagedKvStore::new(2, 4, 1, 1);
+        let other = PagedKvStore::new(2, 4, 1, 1);
+        let mut cache = PagedKvCache::new();
+        assert_eq!(cache.view(&other).unwrap().len(), 0);
+        cache.append(&mut store, &[1.0; 3], &[2.0; 3], 3).unwrap();
+        assert_eq!(cache.view(&store).unwrap().len(), 3);
+        let wrong = PagedKvError::WrongStore { need: store.id(), have: other.id() };
+        assert_eq!(cache.view(&other).err(), Some(wrong));
+    }
+
+    #[test]
+    fn the_table_does_not_grow_after_a_reserve() {
+        let mut store = PagedKvStore::new(1, 100, 1, 1);
+        let mut cache = PagedKvCache::new();
+        cache.reserve(&mut store, 100).unwrap();
+        let capacity = cache.table.capacity();
+        for _ in 0..100 {
+            cache.push(&mut store, &[1.0], &[1.0]).unwrap();
+        }
+        assert_eq!(cache.table.capacity(), capacity);
+        cache.release(&mut store).unwrap();
+        assert_eq!(cache.table.capacity(), capacity, "kept for the next use");
+    }
+}

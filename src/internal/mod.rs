@@ -1,0 +1,7 @@
+//! The test kit: models that the containers are compared with, shared by tests and fuzz targets.
+//!
+//! Not covered by semantic versioning.
+
+#[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+pub mod group_ops;
+pub mod sequence_ops;
