@@ -2,6 +2,11 @@
 //!
 //! Not covered by semantic versioning.
 
+pub mod digest;
+pub mod doors;
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
 pub mod group_ops;
+pub mod numbers;
+pub mod oracle;
+pub mod real;
 pub mod sequence_ops;

@@ -1,0 +1,222 @@
+//! What the documentation says allocates nothing, under an allocator that counts.
+
+#![expect(unsafe_code, reason = "an allocator that counts has to be one")]
+
+use core::cell::Cell;
+use paged_kv::attention::{
+    AttentionOptions, AttentionState, Output, attention_scratch_len, causal_gqa_attention_into,
+    causal_gqa_attention_paged_into,
+};
+use paged_kv::cache::{KvCache, PagedKvCache, PagedKvStore};
+use paged_kv::{GqaShape, Level};
+use std::alloc::{GlobalAlloc, Layout, System};
+
+std::thread_local! {
+    /// Allocations of this thread: the test harness allocates on others whenever it likes.
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+fn count() {
+    // The counter itself is gone while a thread ends.
+    let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: every request is the system allocator's, unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as the caller promised.
+        unsafe { System.realloc(at, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often memory was asked for or given back while this ran.
+fn allocations(work: impl FnOnce()) -> usize {
+    let before = COUNT.get();
+    work();
+    COUNT.get() - before
+}
+
+/// The canary: a count that is always 0 would prove nothing.
+#[test]
+fn the_counter_counts() {
+    assert_eq!(allocations(|| drop(core::hint::black_box(Box::new(1)))), 2);
+}
+
+/// Two KV heads of width 24, three query heads each, 600 positions.
+struct World {
+    store: PagedKvStore,
+    paged: PagedKvCache,
+    contiguous: KvCache,
+}
+
+fn world() -> World {
+    let mut world = World {
+        store: PagedKvStore::new(16, 80, 2, 24),
+        paged: PagedKvCache::new(),
+        contiguous: KvCache::new(2, 24),
+    };
+    for position in 0..600 {
+        let row: Vec<f32> = (0..48).map(|i| ((position * 7 + i) % 13) as f32 * 0.1).collect();
+        world.paged.push(&mut world.store, &row, &row).unwrap();
+        world.contiguous.push(&row, &row).unwrap();
+    }
+    world
+}
+
+#[test]
+fn the_doors_allocate_nothing() {
+    let World { store, paged, contiguous } = world();
+    let shape = GqaShape::new(store.shape(), 6).unwrap();
+    let (slopes, sinks) = ([0.25; 6], [0.5; 6]);
+    // Asks the processor once, whatever that takes.
+    let _ = Level::detect();
+    for n_q in [0, 1, 5, 100] {
+        let q = vec![0.3; n_q * 6 * 24];
+        let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; n_q * 6]);
+        let mut scratch = vec![0.0; attention_scratch_len(&shape, n_q)];
+        for level in Level::available() {
+            let count = allocations(|| {
+                for options in [
+                    AttentionOptions::new(),
+                    AttentionOptions::new().soft_cap(20.0).alibi_slopes(&slopes),
+                    AttentionOptions::new().window(300).sinks(&sinks).scale(0.1),
+                    AttentionOptions::new().causal(false).positions(5..555),
+                ] {
+                    let options = options.level(level);
+                    let output = Output::new(&mut out).lse(&mut lse);
+                    causal_gqa_attention_into(&q, &contiguous, 6, &options, output, &mut scratch)
+                        .unwrap();
+                    let output = Output::new(&mut out).lse(&mut lse);
+                    causal_gqa_attention_paged_into(
+                        &q,
+                        &store,
+                        &paged,
+                        6,
+                        &options,
+                        output,
+                        &mut scratch,
+                    )
+                    .unwrap();
+                    core::hint::black_box(attention_scratch_len(&shape, n_q));
+                }
+            });
+            assert_eq!(count, 0, "{level}: {n_q} query rows");
+        }
+    }
+}
+
+#[test]
+fn refusals_allocate_nothing() {
+    let World { store, paged, .. } = world();
+    let other = PagedKvStore::new(16, 1, 2, 24);
+    let (q, mut out) = ([0.0; 144], [0.0; 144]);
+    let count = allocations(|| {
+        let options = AttentionOptions::new();
+        for (store, n_heads) in [(&other, 6), (&store, 5), (&store, 6)] {
+            let refused = causal_gqa_attention_paged_into(
+                &q,
+                store,
+                &paged,
+                n_heads,
+                &options,
+                &mut out,
+                &mut [],
+            );
+            assert!(refused.is_err());
+        }
+    });
+    assert_eq!(count, 0);
+}
+
+#[test]
+fn states_allocate_nothing() {
+    let (mut a, mut b, mut c) = ([0.0; 40], [0.0; 40], [0.0; 40]);
+    let mut answer = [0.0; 40];
+    for level in Level::available() {
+        let count = allocations(|| {
+            let mut state = AttentionState::empty(&mut a).with_level(level);
+            let mut other = AttentionState::empty(&mut b).with_level(level);
+            state.push(0.5, &[1.0; 40]);
+            state.push(f32::NEG_INFINITY, &[1.0; 40]);
+            other.push(1.5, &[2.0; 40]);
+            state.merge(&other);
+            state.merge(&AttentionState::from_output(&mut c, 0.25).with_level(level));
+            core::hint::black_box((state.lse(), state.max(), state.denom(), state.is_empty()));
+            state.finish(Some(0.5), &mut answer);
+        });
+        assert_eq!(count, 0, "{level}");
+    }
+}
+
+/// Reserved room is room: pushing into it, reading back, truncating and releasing ask for nothing.
+#[test]
+fn reserved_room_is_room() {
+    let World { mut store, mut paged, .. } = world();
+    paged.release(&mut store).unwrap();
+    paged.reserve(&mut store, 300).unwrap();
+    let row = [0.5; 48];
+    let rows = vec![0.5; 48 * 100];
+    let mut back = [0.0; 24];
+    let count = allocations(|| {
+        for _ in 0..200 {
+            paged.push(&mut store, &row, &row).unwrap();
+        }
+        paged.append(&mut store, &rows, &rows, 100).unwrap();
+        paged.copy_k_row(&store, 250, 1, &mut back).unwrap();
+        paged.copy_v_row(&store, 250, 1, &mut back).unwrap();
+        paged.truncate(&mut store, 30).unwrap();
+        paged.release(&mut store).unwrap();
+    });
+    assert_eq!(count, 0);
+
+    let mut cache = KvCache::with_capacity(2, 24, 300);
+    let count = allocations(|| {
+        for _ in 0..200 {
+            cache.push(&row, &row).unwrap();
+        }
+        cache.append(&rows, &rows, 100).unwrap();
+        cache.truncate(10).unwrap();
+        cache.clear();
+        cache.append(&rows, &rows, 100).unwrap();
+    });
+    assert_eq!(count, 0);
+}
+
+/// A push that needs no new block allocates nothing either.
+#[test]
+fn inside_a_block_a_push_allocates_nothing() {
+    let mut store = PagedKvStore::new(16, 4, 2, 24);
+    let mut cache = PagedKvCache::new();
+    let row = [0.5; 48];
+    cache.push(&mut store, &row, &row).unwrap();
+    let count = allocations(|| {
+        for _ in 1..16 {
+            cache.push(&mut store, &row, &row).unwrap();
+        }
+    });
+    assert_eq!(count, 0);
+}
