@@ -1,4 +1,71 @@
 //! Paged KV-cache storage and SIMD paged grouped-query attention for CPUs.
+//!
+//! A transformer that decodes keeps the key and value rows of every past position, per layer. This
+//! crate stores them in fixed-size *blocks* of one memory per layer, finds a sequence's blocks
+//! through its *block table*, and computes attention straight through that table.
+//!
+//! ```
+//! use paged_kv::attention::causal_gqa_attention_paged;
+//! use paged_kv::cache::{PagedKvCache, PagedKvStore};
+//!
+//! let mut store = PagedKvStore::new(64, 256, 8, 128); // block size, blocks, KV heads, width
+//! let mut sequence = PagedKvCache::new();
+//! sequence.push(&mut store, &[0.5; 8 * 128], &[2.0; 8 * 128])?;
+//! let out = causal_gqa_attention_paged(&[0.1; 32 * 128], &store, &sequence, 32)?;
+//! assert_eq!(out, [2.0; 32 * 128]);
+//! sequence.release(&mut store)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Which type do I want?
+//!
+//! - [`KvCache`](cache::KvCache): one sequence with memory of its own, which grows page by page.
+//!   [`with_pool`](cache::KvCache::with_pool) bounds many of them by one
+//!   [`KvBlockPool`](cache::KvBlockPool), whose free count is the signal for admission control.
+//! - [`PagedKvStore`](cache::PagedKvStore) and [`PagedKvCache`](cache::PagedKvCache): one layer's
+//!   memory and the sequences in it. Sequences fork without copying, roll back, and adopt blocks
+//!   that others filled; a block that others hold is copied before it is written.
+//! - [`SharedPagedKv`](cache::SharedPagedKv): a store per layer behind a lock per layer, for
+//!   requests on many threads. A [`PageGroup`](cache::PageGroup) is one block in every layer with
+//!   a count of holders: the unit in which prefixes are shared. Features `std` or `spin`.
+//! - To attend: [`causal_gqa_attention`](attention::causal_gqa_attention) and
+//!   [`causal_gqa_attention_paged`](attention::causal_gqa_attention_paged), and their `_into`
+//!   twins with [`AttentionOptions`](attention::AttentionOptions), which allocate nothing.
+//!
+//! # The page
+//!
+//! ```text
+//! store      | block 0 | block 1 | block 2 | ...
+//! block      | tile of KV head 0 | tile of KV head 1 | ...   each on a 64-byte line
+//! tile       | keys, transposed: panels of 64 positions | values: panels of 64 columns |
+//! sequence   block table [2, 0, 5], length 150: position 130 is row 2 of block 5 (at 64 a block)
+//! ```
+//!
+//! Keys are transposed so that a vector register holds sixteen positions and a dot product is one
+//! chain of multiply-adds; a tile's panels are as wide as the kernel's register tile, so that
+//! attention reads every line in address order. Nothing is padded inside a tile.
+//!
+//! # The same bits
+//!
+//! For one level, the result of a query row depends on the query, the keys and values it sees and
+//! the options, and on nothing else: not on the block table, the block size, contiguous or paged
+//! storage, or how many rows are asked at once. Levels form two classes, with fused multiply-add
+//! and without ([`Level::is_fused`]), and inside a class all give the same bits. Payloads of NaNs
+//! are nobody's promise.
+//!
+//! # The rooms
+//!
+//! ```text
+//! error, id, shape    facts, names and sizes, checked once
+//! simd                sixteen lanes at a time, and which processor has what: the room of unsafe
+//! element             what a stored number is, and where it stands in a page
+//! kernel              scores, softmax, values, states: arithmetic only
+//! storage             blocks, stores, sequences, contiguous caches
+//! attention           the doors: pages and arithmetic meet
+//! share               locks, page groups, the shared layer
+//! ```
+//!
+//! A room uses those above it (`storage` and `kernel` do not know each other).
 #![no_std]
 
 extern crate alloc;
@@ -6,6 +73,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod attention;
+mod cut;
 mod element;
 mod error;
 mod id;
@@ -37,7 +105,15 @@ pub mod cache {
 }
 
 pub use element::Element;
-pub use error::*;
-pub use id::*;
-pub use shape::*;
+pub use error::{
+    AttentionError, GroupError, KvCacheError, KvPoolExhausted, PagedKvError, PagedStoreExhausted,
+    ShapeError, Side,
+};
+pub use id::{BlockId, PageGroup, StoreId};
+pub use shape::{GqaShape, KvDims, KvShape};
 pub use simd::{Level, Levels};
+
+/// The README's code, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

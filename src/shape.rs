@@ -142,7 +142,7 @@ impl GqaShape {
         if n_heads == 0 {
             return Err(ShapeError::Zero { what: "n_heads" });
         }
-        if n_heads % kv.dims.n_kv_heads != 0 {
+        if !n_heads.is_multiple_of(kv.dims.n_kv_heads) {
             return Err(ShapeError::HeadsNotDivisible { n_heads, n_kv_heads: kv.dims.n_kv_heads });
         }
         let widest =

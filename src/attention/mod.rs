@@ -164,7 +164,7 @@ fn attend_vec<E: Element>(
 ) -> Result<Vec<f32>, AttentionError> {
     let shape = GqaShape::new(view.layout().shape(), n_heads)?;
     let n_q = query_rows(&shape, q)?;
-    let mut out = vec![0.0; n_q * shape.out_row_len()];
+    let mut out = vec![0.0; n_q.saturating_mul(shape.out_row_len())];
     let mut scratch = vec![0.0; attention_scratch_len(&shape, n_q)];
     attend(q, view, n_heads, &AttentionOptions::new(), Output::new(&mut out), &mut scratch)?;
     Ok(out)
@@ -194,7 +194,7 @@ fn attend<E: Element>(
     if options.needs_position() && n_q > view.len() {
         return Err(AttentionError::TooManyQueryRows { rows: n_q, len: view.len() });
     }
-    let need = n_q * shape.out_row_len();
+    let need = n_q.saturating_mul(shape.out_row_len());
     if output.out.len() != need {
         return Err(AttentionError::OutLength { need, have: output.out.len() });
     }

@@ -7,12 +7,13 @@
 
 use super::options::Resolved;
 use super::output::Output;
+use crate::cut;
 use crate::element::Element;
 use crate::element::tile::PANEL;
 use crate::kernel::scores::scores;
 use crate::kernel::softmax::{Rule, softmax};
 use crate::kernel::state::{Head, finish, merge};
-use crate::kernel::values::{Extent, values};
+use crate::kernel::values::{Extent, Outputs, Weights, values};
 use crate::kernel::{SPLIT, ScoreRow, Span, TILE};
 use crate::shape::GqaShape;
 use crate::simd::{Kernel, LANES, MOST_ROWS, Simd};
@@ -78,7 +79,8 @@ pub fn attention_scratch_len(shape: &GqaShape, n_q: usize) -> usize {
     let out = shape.kv().v_width().next_multiple_of(LANES);
     let scores = MOST_ROWS * size_of::<ScoreRow>() / size_of::<f32>();
     // A line to spare, so that regions can start on one.
-    LANES + scores + rows * (shape.kv().k_width() + 2 * out + 4)
+    let row = shape.kv().k_width().saturating_add(2 * out + 4);
+    (LANES + scores).saturating_add(rows.saturating_mul(row))
 }
 
 /// The scratch, cut into regions.
@@ -98,14 +100,14 @@ impl<'a> Regions<'a> {
     /// Cuts and clears. What the scratch held before is never read.
     fn new(scratch: &'a mut [f32], rows: usize, k_width: usize, stride: usize) -> Self {
         let line = scratch.as_ptr().align_offset(LANES * size_of::<f32>()).min(LANES);
-        let (_, rest) = scratch.split_at_mut(line);
+        let (_, rest) = cut::split(scratch, line);
         let scores = MOST_ROWS * size_of::<ScoreRow>() / size_of::<f32>();
-        let (scores, rest) = rest.split_at_mut(scores);
-        let (total_out, rest) = rest.split_at_mut(rows * stride);
-        let (part_out, rest) = rest.split_at_mut(rows * stride);
-        let (total, rest) = rest.split_at_mut(rows * 2);
-        let (part, rest) = rest.split_at_mut(rows * 2);
-        let (q, _) = rest.split_at_mut(rows * k_width);
+        let (scores, rest) = cut::split(rest, scores);
+        let (total_out, rest) = cut::split(rest, rows * stride);
+        let (part_out, rest) = cut::split(rest, rows * stride);
+        let (total, rest) = cut::split(rest, rows * 2);
+        let (part, rest) = cut::split(rest, rows * 2);
+        let (q, _) = cut::split(rest, rows * k_width);
         let mut regions =
             Regions { scores: scores.as_chunks_mut().0, total, total_out, part, part_out, q };
         regions.clear();
@@ -233,7 +235,7 @@ impl<'a, E: Element> Item<'_, 'a, E> {
             let (head, row) = (index / rows, index % rows);
             let query = self.query + row / group;
             let place = query * self.shape.n_heads() + (self.head + head) * group + row % group;
-            let from = &q[place * width..][..width];
+            let from = cut::part(q, place * width, width);
             for (scaled, number) in to.iter_mut().zip(from) {
                 *scaled = *number * self.options.query_scale;
             }
@@ -276,7 +278,7 @@ impl<'a, E: Element> Item<'_, 'a, E> {
         let spans = Spans::new(&view, self.head + head, start, all);
         let first = head * self.rows() + row;
         let width = self.shape.kv().k_width();
-        let q = &self.regions.q[first * width..][..count * width];
+        let q = cut::part(self.regions.q, first * width, count * width);
         let out = &mut *self.regions.scores;
         match count {
             1 => scores::<S, E, 1>(s, rows_of(q, width), spans, out),
@@ -292,10 +294,11 @@ impl<'a, E: Element> Item<'_, 'a, E> {
         let mut shrink = [1.0; MOST_ROWS];
         for line in 0..count {
             let rule = self.rule(head, row + line, start);
-            let state = &mut self.regions.part.as_chunks_mut().0[first + line];
+            let state = cut::one_mut(self.regions.part.as_chunks_mut().0, first + line);
             let mut kept = read_head(state);
-            let scores = &mut self.regions.scores[line];
-            shrink[line] = softmax(s, scores, extents[line], rule, &mut kept);
+            let scores = cut::one_mut(self.regions.scores, line);
+            *cut::one_mut(&mut shrink, line) =
+                softmax(s, scores, *cut::one(&extents, line), rule, &mut kept);
             write_head(state, kept);
         }
         self.gather(s, first, count, &extents, &mut shrink, spans);
@@ -307,7 +310,10 @@ impl<'a, E: Element> Item<'_, 'a, E> {
         let position = self.base + (self.query + row / group).cast_signed();
         Rule {
             cap: self.options.cap,
-            slope: self.options.slopes.map(|slopes| slopes[query_head] * core::f32::consts::LOG2_E),
+            slope: self
+                .options
+                .slopes
+                .map(|slopes| cut::one(slopes, query_head) * core::f32::consts::LOG2_E),
             distance: (position - start.cast_signed()) as f32,
         }
     }
@@ -327,7 +333,7 @@ impl<'a, E: Element> Item<'_, 'a, E> {
         shrink: &mut [f32; MOST_ROWS],
         spans: Spans<'_, 'a, E>,
     ) {
-        let extents = &extents[..count];
+        let extents = cut::part(extents, 0, count);
         let from = extents.iter().map(|extent| extent.from).max().unwrap_or(0);
         let to = extents.iter().map(|extent| extent.to).min().unwrap_or(0).max(from);
         let common = Extent { from, to };
@@ -338,19 +344,20 @@ impl<'a, E: Element> Item<'_, 'a, E> {
             let (line, lines, extent) = if !ragged || step == count {
                 (0, count, common)
             } else if step < count {
-                let own = extents[step];
+                let own = *cut::one(extents, step);
                 (step, 1, Extent { from: own.from, to: own.to.min(common.from) })
             } else {
                 let line = step - count - 1;
-                let own = extents[line];
+                let own = *cut::one(extents, line);
                 (line, 1, Extent { from: own.from.max(common.to), to: own.to })
             };
             if extent.is_empty() {
                 continue;
             }
-            self.accumulate(s, first, line, lines, extent, shrink, spans);
+            let taken = Taken { first, line, lines, extent };
+            self.accumulate(s, taken, shrink, spans);
             // What has shrunk once must not shrink again.
-            shrink[line..line + lines].fill(1.0);
+            cut::part_mut(shrink, line, lines).fill(1.0);
         }
     }
 
@@ -358,40 +365,28 @@ impl<'a, E: Element> Item<'_, 'a, E> {
     fn accumulate<S: Simd>(
         &mut self,
         s: S,
-        first: usize,
-        line: usize,
-        lines: usize,
-        extent: Extent,
+        taken: Taken,
         shrink: &[f32; MOST_ROWS],
         spans: Spans<'_, 'a, E>,
     ) {
-        let (stride, v_width) = (self.stride, self.shape.kv().v_width());
-        let out = &mut self.regions.part_out[(first + line) * stride..][..lines * stride];
-        let weights = &self.regions.scores[line..line + lines];
-        let shrink = &shrink[line..line + lines];
+        let Taken { first, line, lines, extent } = taken;
+        let (stride, width) = (self.stride, self.shape.kv().v_width());
+        let rows = cut::part_mut(self.regions.part_out, (first + line) * stride, lines * stride);
+        let mut out = Outputs { rows, stride, width };
+        let weights = Rows {
+            scores: cut::part(self.regions.scores, line, lines),
+            shrink: cut::part(shrink, line, lines),
+            extent,
+        };
         match lines {
-            1 => weigh::<S, E, 1>(s, weights, extent, shrink, spans, out, stride, v_width),
-            2 if S::ROWS >= 2 => {
-                weigh::<S, E, 2>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            3 if S::ROWS >= 3 => {
-                weigh::<S, E, 3>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            4 if S::ROWS >= 4 => {
-                weigh::<S, E, 4>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            5 if S::ROWS >= 5 => {
-                weigh::<S, E, 5>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            6 if S::ROWS >= 6 => {
-                weigh::<S, E, 6>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            7 if S::ROWS >= 7 => {
-                weigh::<S, E, 7>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
-            8 if S::ROWS >= 8 => {
-                weigh::<S, E, 8>(s, weights, extent, shrink, spans, out, stride, v_width);
-            }
+            1 => weigh::<S, E, 1>(s, weights, spans, &mut out),
+            2 if S::ROWS >= 2 => weigh::<S, E, 2>(s, weights, spans, &mut out),
+            3 if S::ROWS >= 3 => weigh::<S, E, 3>(s, weights, spans, &mut out),
+            4 if S::ROWS >= 4 => weigh::<S, E, 4>(s, weights, spans, &mut out),
+            5 if S::ROWS >= 5 => weigh::<S, E, 5>(s, weights, spans, &mut out),
+            6 if S::ROWS >= 6 => weigh::<S, E, 6>(s, weights, spans, &mut out),
+            7 if S::ROWS >= 7 => weigh::<S, E, 7>(s, weights, spans, &mut out),
+            8 if S::ROWS >= 8 => weigh::<S, E, 8>(s, weights, spans, &mut out),
             _ => {}
         }
     }
@@ -425,11 +420,11 @@ impl<'a, E: Element> Item<'_, 'a, E> {
             let (head, row) = (index / rows, index % rows);
             let query_head = (self.head + head) * group + row % group;
             let place = (self.query + row / group) * self.shape.n_heads() + query_head;
-            let sink = self.options.sinks.map(|sinks| sinks[query_head]);
-            let answer = &mut output.out[place * width..][..width];
+            let sink = self.options.sinks.map(|sinks| *cut::one(sinks, query_head));
+            let answer = cut::part_mut(output.out, place * width, width);
             let sum = finish(s, read_head(total), out, sink, answer);
             if let Some(lse) = &mut output.lse {
-                lse[place] = sum;
+                *cut::one_mut(lse, place) = sum;
             }
         }
     }
@@ -440,25 +435,41 @@ impl<'a, E: Element> Item<'_, 'a, E> {
 fn rows_of<const MR: usize>(q: &[f32], width: usize) -> [&[f32]; MR] {
     let mut rows = [q; MR];
     for (line, row) in rows.iter_mut().enumerate() {
-        *row = &q[line * width..][..width];
+        *row = cut::part(q, line * width, width);
     }
     rows
+}
+
+/// Which rows of a group are done together, and over which positions.
+#[derive(Clone, Copy)]
+struct Taken {
+    /// The group's first row in the item.
+    first: usize,
+    /// The first row that is done, counted in the group.
+    line: usize,
+    lines: usize,
+    extent: Extent,
+}
+
+/// [`Weights`], before the number of rows is known to the compiler.
+#[derive(Clone, Copy)]
+struct Rows<'w> {
+    scores: &'w [ScoreRow],
+    shrink: &'w [f32],
+    extent: Extent,
 }
 
 #[inline(always)]
 fn weigh<'a, S: Simd, E: Element, const MR: usize>(
     s: S,
-    weights: &[ScoreRow],
-    extent: Extent,
-    shrink: &[f32],
+    rows: Rows<'_>,
     spans: Spans<'_, 'a, E>,
-    out: &mut [f32],
-    stride: usize,
-    v_width: usize,
+    out: &mut Outputs<'_>,
 ) {
-    let Some(weights) = weights.first_chunk::<MR>() else { return };
-    let Some(shrink) = shrink.first_chunk::<MR>() else { return };
-    values::<S, E, MR>(s, weights, extent, *shrink, spans, out, stride, v_width);
+    if let (Some(scores), Some(shrink)) = (rows.scores.first_chunk(), rows.shrink.first_chunk()) {
+        let weights = Weights::<MR> { rows: scores, shrink, extent: rows.extent };
+        values::<S, E, MR>(s, weights, spans, out);
+    }
 }
 
 /// The spans of a softmax tile, in the order of positions.

@@ -25,6 +25,7 @@
 use core::marker::PhantomData;
 
 use super::Element;
+use crate::cut;
 use crate::shape::KvShape;
 
 /// Columns in a full panel: four lines of `f32`.
@@ -147,7 +148,7 @@ impl<E: Element> Layout<E> {
     /// The tile of one KV head.
     #[inline(always)]
     pub(crate) fn tile<'a>(&self, block: &'a [E::Stored], head: usize) -> &'a [E::Stored] {
-        &block[head * self.tile_len..][..self.tile_len]
+        cut::part(block, head * self.tile_len, self.tile_len)
     }
 
     /// The K panel that the position `column` of a block stands in; its column there is

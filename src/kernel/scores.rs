@@ -1,25 +1,38 @@
 //! Query rows times key panels.
 
 use super::{ScoreRow, Span};
+use crate::cut;
 use crate::element::Element;
 use crate::element::tile::PANEL;
 use crate::simd::product::{Columns, product};
 use crate::simd::{LANES, Simd};
 
-/// Runs of sixteen keys that wait to be multiplied together, so that a register tile is as wide as
-/// the level can hold even where a panel is narrower.
-struct Waiting<'a, T> {
-    cells: [&'a [T]; 4],
-    at: [usize; 4],
+/// At most sixteen neighbouring keys of one panel, and where their scores go.
+struct Run<'a, E: Element> {
+    cells: &'a [E::Stored],
     stride: usize,
-    count: usize,
+    width: usize,
+    at: usize,
 }
+
+impl<E: Element> Clone for Run<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Element> Copy for Run<'_, E> {}
+
+/// Runs in the widest register tile.
+const WIDEST: usize = 4;
 
 /// Writes the products of `MR` query rows with the keys of `spans` into `out`, at the positions'
 /// places in the softmax tile.
 ///
-/// Lanes of a run that lie past its span hold products with whatever the page has there; the
-/// softmax masks them before they are used.
+/// Full runs wait until there are as many as the level's register tile is wide, so that blocks of
+/// sixteen positions are read four at a time; what is left over, and runs cut short by the end of
+/// their panel, go one by one. Lanes of a run that lie past its span hold products with whatever
+/// the page has there; the softmax masks them before they are used.
 #[inline(always)]
 pub(crate) fn scores<'a, S: Simd, E: Element, const MR: usize>(
     s: S,
@@ -27,74 +40,92 @@ pub(crate) fn scores<'a, S: Simd, E: Element, const MR: usize>(
     spans: impl Iterator<Item = Span<'a, E>>,
     out: &mut [ScoreRow],
 ) {
-    let mut waiting = Waiting { cells: [&[]; 4], at: [0; 4], stride: 0, count: 0 };
-    for span in spans {
-        let panel = span.layout.k_panel(span.row);
-        let first = span.row % PANEL;
-        let mut done = 0;
-        while done < span.len {
-            let column = first + done;
-            let width = (panel.width - column).min(LANES);
-            let cells = &span.cells[panel.start + column..];
-            let at = span.at + done;
-            if width < LANES {
-                let columns = Columns { cells: [cells], stride: panel.width, width };
-                multiply::<S, E, MR, 1>(s, q, columns, [at], out);
-            } else {
-                if waiting.stride != panel.width {
-                    one_by_one::<S, E, MR>(s, q, &mut waiting, out);
-                    waiting.stride = panel.width;
-                }
-                waiting.cells[waiting.count] = cells;
-                waiting.at[waiting.count] = at;
-                waiting.count += 1;
-                if waiting.count == S::COLUMNS[MR] {
-                    together::<S, E, MR>(s, q, &mut waiting, out);
-                }
+    let mut runs = Runs { spans, span: None };
+    let none = Run::<E> { cells: &[], stride: 0, width: 0, at: 0 };
+    // One place more than can wait, for a run that cannot.
+    let mut waiting = [none; WIDEST + 1];
+    let mut count = 0;
+    loop {
+        let next = runs.next();
+        let joins = next.is_some_and(|run| {
+            run.width == LANES && (count == 0 || run.stride == waiting[0].stride)
+        });
+        if let (true, Some(run)) = (joins, next) {
+            *cut::one_mut(&mut waiting, count) = run;
+            count += 1;
+            if count == S::COLUMNS[MR] {
+                together::<S, E, MR>(s, q, &waiting, out);
+                count = 0;
             }
-            done += width;
+            continue;
+        }
+        if let Some(run) = next {
+            *cut::one_mut(&mut waiting, count) = run;
+            count += 1;
+        }
+        for run in waiting.iter().take(count) {
+            let columns = Columns { cells: [run.cells], stride: run.stride, width: run.width };
+            multiply::<S, E, MR, 1>(s, q, columns, [run.at], out);
+        }
+        count = 0;
+        if next.is_none() {
+            return;
         }
     }
-    one_by_one::<S, E, MR>(s, q, &mut waiting, out);
 }
 
-/// Multiplies as many waiting runs as the level takes at once.
+/// Cuts spans into runs.
+struct Runs<'a, E: Element, I> {
+    spans: I,
+    span: Option<Span<'a, E>>,
+}
+
+impl<'a, E: Element, I: Iterator<Item = Span<'a, E>>> Runs<'a, E, I> {
+    #[inline(always)]
+    fn next(&mut self) -> Option<Run<'a, E>> {
+        let mut span = match self.span.take() {
+            Some(span) => span,
+            None => self.spans.next()?,
+        };
+        let panel = span.layout.k_panel(span.row);
+        let column = span.row % PANEL;
+        let width = (panel.width - column).min(LANES);
+        let cells = cut::from(span.cells, panel.start + column);
+        let run = Run { cells, stride: panel.width, width, at: span.at };
+        if span.len > width {
+            span.row += width;
+            span.at += width;
+            span.len -= width;
+            self.span = Some(span);
+        }
+        Some(run)
+    }
+}
+
+/// Multiplies as many runs as the level takes at once; they have one stride.
 #[inline(always)]
 fn together<S: Simd, E: Element, const MR: usize>(
     s: S,
     q: [&[f32]; MR],
-    waiting: &mut Waiting<'_, E::Stored>,
+    runs: &[Run<'_, E>; WIDEST + 1],
     out: &mut [ScoreRow],
 ) {
-    let (cells, at, stride) = (waiting.cells, waiting.at, waiting.stride);
+    let [a, b, c, d, _] = runs;
+    let (stride, width) = (a.stride, LANES);
     match S::COLUMNS[MR] {
-        4 => multiply::<S, E, MR, 4>(s, q, Columns { cells, stride, width: LANES }, at, out),
+        4 => {
+            let columns = Columns { cells: [a.cells, b.cells, c.cells, d.cells], stride, width };
+            multiply::<S, E, MR, 4>(s, q, columns, [a.at, b.at, c.at, d.at], out);
+        }
         2 => {
-            let cells = [cells[0], cells[1]];
-            let columns = Columns { cells, stride, width: LANES };
-            multiply::<S, E, MR, 2>(s, q, columns, [at[0], at[1]], out);
+            let columns = Columns { cells: [a.cells, b.cells], stride, width };
+            multiply::<S, E, MR, 2>(s, q, columns, [a.at, b.at], out);
         }
         _ => {
-            let columns = Columns { cells: [cells[0]], stride, width: LANES };
-            multiply::<S, E, MR, 1>(s, q, columns, [at[0]], out);
+            let columns = Columns { cells: [a.cells], stride, width };
+            multiply::<S, E, MR, 1>(s, q, columns, [a.at], out);
         }
     }
-    waiting.count = 0;
-}
-
-/// Multiplies what is left waiting.
-#[inline(always)]
-fn one_by_one<S: Simd, E: Element, const MR: usize>(
-    s: S,
-    q: [&[f32]; MR],
-    waiting: &mut Waiting<'_, E::Stored>,
-    out: &mut [ScoreRow],
-) {
-    for (cells, at) in waiting.cells.iter().zip(waiting.at).take(waiting.count) {
-        let columns = Columns { cells: [*cells], stride: waiting.stride, width: LANES };
-        multiply::<S, E, MR, 1>(s, q, columns, [at], out);
-    }
-    waiting.count = 0;
 }
 
 /// One register tile of scores.

@@ -4,6 +4,7 @@ use super::exp::{exp2, exp2_one, tanh};
 use super::state::Head;
 use super::values::Extent;
 use super::{ScoreRow, TILE};
+use crate::cut;
 use crate::simd::{LANES, Simd};
 
 /// What is done to a product before the softmax. Both numbers are in units of `log2`, as scores
@@ -40,31 +41,35 @@ pub(crate) fn softmax<S: Simd>(
     if extent.is_empty() {
         return 1.0;
     }
-    let (from, to) = (extent.from / LANES * LANES, extent.to.next_multiple_of(LANES));
-    transform(s, row, from, to, rule);
-    row[from..extent.from].fill(f32::NEG_INFINITY);
-    row[extent.to..to].fill(f32::NEG_INFINITY);
+    let from = extent.from / LANES * LANES;
+    let len = extent.to.next_multiple_of(LANES) - from;
+    let scores = cut::part_mut(row, from, len);
+    transform(s, scores.as_chunks_mut().0, from, rule);
+    cut::part_mut(scores, 0, extent.from - from).fill(f32::NEG_INFINITY);
+    cut::part_mut(scores, extent.to - from, len - (extent.to - from)).fill(f32::NEG_INFINITY);
 
+    let vectors: &mut [[f32; LANES]] = scores.as_chunks_mut().0;
     let mut most = s.splat(f32::NEG_INFINITY);
-    for part in row[from..to].as_chunks().0 {
-        most = s.max(most, s.load(part));
+    for vector in &*vectors {
+        most = s.max(most, s.load(vector));
     }
     let most = s.reduce_max(most);
     let old = head.max;
     // False where the tile's maximum is a NaN, so that `max` itself never is one.
     let new = if most > old { most } else { old };
+    let mut sum = s.splat(0.0);
     if new.is_infinite() {
-        weigh_infinite(&mut row[from..to], new);
+        weigh_infinite(vectors.as_flattened_mut(), new);
+        for vector in &*vectors {
+            sum = s.add(sum, s.load(vector));
+        }
     } else {
         let base = s.splat(new);
-        for part in row[from..to].as_chunks_mut().0 {
-            let weight = exp2(s, s.sub(s.load(part), base));
-            s.store(weight, part);
+        for vector in vectors {
+            let weight = exp2(s, s.sub(s.load(vector), base));
+            s.store(weight, vector);
+            sum = s.add(sum, weight);
         }
-    }
-    let mut sum = s.splat(0.0);
-    for part in row[from..to].as_chunks().0 {
-        sum = s.add(sum, s.load(part));
     }
     let shrink = if new == old { 1.0 } else { exp2_one(s, old - new) };
     head.max = new;
@@ -72,25 +77,25 @@ pub(crate) fn softmax<S: Simd>(
     shrink
 }
 
-/// Soft cap, then ALiBi.
+/// Soft cap, then ALiBi, over vectors that start at position `from` of the tile.
 #[inline(always)]
-fn transform<S: Simd>(s: S, row: &mut ScoreRow, from: usize, to: usize, rule: Rule) {
+fn transform<S: Simd>(s: S, scores: &mut [[f32; LANES]], from: usize, rule: Rule) {
     if let Some(cap) = rule.cap {
         let cap = s.splat(cap);
-        for part in row[from..to].as_chunks_mut().0 {
-            let score = tanh(s, s.load(part));
-            s.store(s.mul(score, cap), part);
+        for vector in &mut *scores {
+            let score = tanh(s, s.load(vector));
+            s.store(s.mul(score, cap), vector);
         }
     }
     if let Some(slope) = rule.slope {
         let slope = s.splat(-slope);
         let lanes = s.load(&LANE);
-        for (index, part) in row[from..to].as_chunks_mut().0.iter_mut().enumerate() {
+        for (index, vector) in scores.iter_mut().enumerate() {
             let first = s.splat(rule.distance - (from + index * LANES) as f32);
             let distance = s.sub(first, lanes);
             let size = s.max(distance, s.sub(s.splat(0.0), distance));
-            let score = s.mul_add(slope, size, s.load(part));
-            s.store(score, part);
+            let score = s.mul_add(slope, size, s.load(vector));
+            s.store(score, vector);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Probabilities times value panels.
 
 use super::{ScoreRow, Span};
+use crate::cut;
 use crate::element::Element;
 use crate::element::tile::PANEL;
 use crate::simd::product::{Columns, product};
@@ -21,97 +22,105 @@ impl Extent {
     }
 }
 
-/// `out = shrink x out + p . V` for `MR` rows, over the positions of `extent` alone.
-///
-/// `out` holds rows of `stride` numbers, a multiple of sixteen; columns past the value's width
-/// are written with zeros' products and read by nobody.
+/// The weights of `MR` rows over one softmax tile.
+#[derive(Clone, Copy)]
+pub(crate) struct Weights<'w, const MR: usize> {
+    pub(crate) rows: &'w [ScoreRow; MR],
+    /// What the rows' outputs so far are multiplied by first.
+    pub(crate) shrink: &'w [f32; MR],
+    /// The positions to add, and no other: a value that a row does not see is not multiplied at
+    /// all, since 0 x inf and 0 x NaN are not 0.
+    pub(crate) extent: Extent,
+}
+
+/// Output rows of `width` numbers, `stride` apart, a multiple of sixteen. Columns past the width
+/// are scratch: they are written and read by nobody else.
+pub(crate) struct Outputs<'o> {
+    pub(crate) rows: &'o mut [f32],
+    pub(crate) stride: usize,
+    pub(crate) width: usize,
+}
+
+/// `out = shrink x out + weights . V` for `MR` rows.
 #[inline(always)]
 pub(crate) fn values<'a, S: Simd, E: Element, const MR: usize>(
     s: S,
-    p: &[ScoreRow; MR],
-    extent: Extent,
-    shrink: [f32; MR],
+    weights: Weights<'_, MR>,
     spans: impl Iterator<Item = Span<'a, E>> + Clone,
-    out: &mut [f32],
-    stride: usize,
-    v_width: usize,
+    out: &mut Outputs<'_>,
 ) {
-    let panels = v_width.div_ceil(PANEL);
-    for panel in 0..panels {
-        let width = (v_width - panel * PANEL).min(PANEL);
-        let mut column = 0;
-        while column < width {
-            let place = Place { panel, column, stride };
-            let wide = S::COLUMNS[MR];
-            let left = width - column;
-            if wide == 4 && left >= 4 * LANES {
-                block::<S, E, MR, 4>(s, p, extent, shrink, spans.clone(), out, place, LANES);
-                column += 4 * LANES;
-            } else if wide == 2 && left >= 2 * LANES {
-                block::<S, E, MR, 2>(s, p, extent, shrink, spans.clone(), out, place, LANES);
-                column += 2 * LANES;
-            } else if left >= LANES {
-                block::<S, E, MR, 1>(s, p, extent, shrink, spans.clone(), out, place, LANES);
-                column += LANES;
-            } else {
-                block::<S, E, MR, 1>(s, p, extent, shrink, spans.clone(), out, place, left);
-                column += left;
-            }
+    let wide = S::COLUMNS[MR] * LANES;
+    let mut first = 0;
+    while first < out.width {
+        let (panel, column) = (first / PANEL, first % PANEL);
+        let left = (out.width - first).min(PANEL - column);
+        let columns = |width| Place { panel, column, width };
+        if left < wide {
+            // What is left over, and the end of a width that is no multiple of sixteen.
+            let width = left.min(LANES);
+            block::<S, E, MR, 1>(s, weights, spans.clone(), out, columns(width));
+            first += width;
+            continue;
         }
+        match S::COLUMNS[MR] {
+            4 => block::<S, E, MR, 4>(s, weights, spans.clone(), out, columns(LANES)),
+            2 => block::<S, E, MR, 2>(s, weights, spans.clone(), out, columns(LANES)),
+            _ => block::<S, E, MR, 1>(s, weights, spans.clone(), out, columns(LANES)),
+        }
+        first += wide;
     }
 }
 
-/// Which columns of the output a register tile holds.
+/// Which columns of a V panel a register tile takes: vectors of `width` from `column` on.
 #[derive(Clone, Copy)]
 struct Place {
     panel: usize,
     column: usize,
-    stride: usize,
+    width: usize,
 }
 
 /// One register tile of outputs, kept in registers over all spans.
 #[inline(always)]
 fn block<'a, S: Simd, E: Element, const MR: usize, const NV: usize>(
     s: S,
-    p: &[ScoreRow; MR],
-    extent: Extent,
-    shrink: [f32; MR],
+    weights: Weights<'_, MR>,
     spans: impl Iterator<Item = Span<'a, E>>,
-    out: &mut [f32],
+    out: &mut Outputs<'_>,
     place: Place,
-    width: usize,
 ) {
     let first = place.panel * PANEL + place.column;
     let mut acc = [[s.splat(0.0); NV]; MR];
-    for (line, row) in out.chunks_exact(place.stride).enumerate().take(MR) {
-        let factor = s.splat(shrink[line]);
-        for (index, part) in row[first..].as_chunks().0.iter().enumerate().take(NV) {
-            acc[line][index] = s.mul(factor, s.load(part));
+    let rows = out.rows.chunks_exact(out.stride);
+    for ((sums, row), shrink) in acc.iter_mut().zip(rows).zip(weights.shrink) {
+        let factor = s.splat(*shrink);
+        for (sum, part) in sums.iter_mut().zip(cut::from(row, first).as_chunks().0) {
+            *sum = s.mul(factor, s.load(part));
         }
     }
     for span in spans {
-        let from = span.at.max(extent.from);
-        let to = (span.at + span.len).min(extent.to);
+        let from = span.at.max(weights.extent.from);
+        let to = (span.at + span.len).min(weights.extent.to);
         if from >= to {
             continue;
         }
         let panel = span.layout.v_panel(place.panel);
         let row = span.row + from - span.at;
         let start = panel.start + row * panel.width + place.column;
-        let mut cells = [&span.cells[start..]; NV];
-        for (index, run) in cells.iter_mut().enumerate().skip(1) {
-            *run = &span.cells[start + index * LANES..];
+        let mut cells: [&[E::Stored]; NV] = [&[]; NV];
+        for (index, run) in cells.iter_mut().enumerate() {
+            *run = cut::from(span.cells, start + index * LANES);
         }
-        let mut weights: [&[f32]; MR] = [&[]; MR];
-        for (line, part) in weights.iter_mut().enumerate() {
-            *part = &p[line][from..to];
+        let mut lines: [&[f32]; MR] = [&[]; MR];
+        for (line, row) in lines.iter_mut().zip(weights.rows) {
+            *line = cut::part(row, from, to - from);
         }
-        let columns = Columns { cells, stride: panel.width, width };
-        acc = product(s, acc, weights, columns, |s, cells| E::load(s, cells));
+        let columns = Columns { cells, stride: panel.width, width: place.width };
+        acc = product(s, acc, lines, columns, |s, cells| E::load(s, cells));
     }
-    for (line, row) in out.chunks_exact_mut(place.stride).enumerate().take(MR) {
-        for (index, part) in row[first..].as_chunks_mut().0.iter_mut().enumerate().take(NV) {
-            s.store(acc[line][index], part);
+    for (sums, row) in acc.iter().zip(out.rows.chunks_exact_mut(out.stride)) {
+        for (sum, part) in sums.iter().zip(cut::part_mut(row, first, NV * LANES).as_chunks_mut().0)
+        {
+            s.store(*sum, part);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! wide registers when it switches threads; using them without that loses numbers at random. So
 //! XCR0 is asked too, which may only be read where OSXSAVE is set.
 
-use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use core::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
 
 /// The features that a level can ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +23,10 @@ const fn bit(register: u32, bit: u32) -> bool {
 /// the answer is kept by the caller.
 pub(super) fn features() -> Features {
     const NONE: Features = Features { avx2: false, avx512: false };
-    if __cpuid(0).eax < 7 {
+    if cpuid(0, 0).eax < 7 {
         return NONE;
     }
-    let basic = __cpuid(1).ecx;
+    let basic = cpuid(1, 0).ecx;
     let (fma, osxsave, avx) = (bit(basic, 12), bit(basic, 27), bit(basic, 28));
     if !osxsave {
         return NONE;
@@ -35,11 +35,17 @@ pub(super) fn features() -> Features {
     let saved = unsafe { xcr0() };
     let ymm_saved = saved & 0b110 == 0b110;
     let zmm_saved = saved & 0b1110_0110 == 0b1110_0110;
-    let extended = __cpuid_count(7, 0).ebx;
+    let extended = cpuid(7, 0).ebx;
     let avx2 = ymm_saved && avx && fma && bit(extended, 5);
     let (f, dq, bw, vl) =
         (bit(extended, 16), bit(extended, 17), bit(extended, 30), bit(extended, 31));
     Features { avx2, avx512: avx2 && zmm_saved && f && dq && bw && vl }
+}
+
+#[allow(unused_unsafe, reason = "the intrinsic became safe after the oldest Rust we support")]
+fn cpuid(leaf: u32, part: u32) -> CpuidResult {
+    // SAFETY: every x86-64 processor has CPUID.
+    unsafe { __cpuid_count(leaf, part) }
 }
 
 /// The register sets that the operating system saves.

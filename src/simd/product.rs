@@ -9,6 +9,7 @@
 //! size: that is why a row's result does not depend on what else is in the tile.
 
 use super::{LANES, Simd};
+use crate::cut::out_of_bounds;
 
 /// A register tile: `MR` rows of `NV` vectors.
 pub(crate) type Tile<S, const MR: usize, const NV: usize> = [[<S as Simd>::F32; NV]; MR];
@@ -48,35 +49,29 @@ pub(crate) fn product<S: Simd, T, const MR: usize, const NV: usize>(
     let reach = (rows - 1).checked_mul(b.stride).and_then(|last| last.checked_add(b.width));
     let fits = |run: &[T]| reach.is_some_and(|reach| reach <= run.len());
     if b.width > LANES || !b.cells.iter().all(|run| fits(run)) {
-        tile_out_of_bounds();
+        out_of_bounds();
     }
     if !a.iter().all(|row| row.len() == rows) {
-        tile_out_of_bounds();
+        out_of_bounds();
     }
     for row in 0..rows {
         let mut vectors = [s.splat(0.0); NV];
-        for column in 0..NV {
+        for (vector, cells) in vectors.iter_mut().zip(b.cells) {
             // SAFETY: `row < rows`, and `(rows - 1) * stride + width` cells are there, so this run
             // ends inside the slice.
             let run = unsafe {
-                let first = b.cells[column].as_ptr().add(row * b.stride);
+                let first = cells.as_ptr().add(row * b.stride);
                 core::slice::from_raw_parts(first, b.width)
             };
-            vectors[column] = load(s, run);
+            *vector = load(s, run);
         }
-        for line in 0..MR {
+        for (sums, line) in acc.iter_mut().zip(a) {
             // SAFETY: every row of `a` is `rows` long.
-            let number = s.splat(unsafe { *a[line].get_unchecked(row) });
-            for column in 0..NV {
-                acc[line][column] = s.mul_add(number, vectors[column], acc[line][column]);
+            let number = s.splat(unsafe { *line.get_unchecked(row) });
+            for (sum, vector) in sums.iter_mut().zip(vectors) {
+                *sum = s.mul_add(number, vector, *sum);
             }
         }
     }
     acc
-}
-
-#[cold]
-#[inline(never)]
-fn tile_out_of_bounds() -> ! {
-    panic!("a register tile reaches past its page: this is a fault in paged-kv");
 }

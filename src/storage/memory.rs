@@ -11,6 +11,7 @@ use alloc::boxed::Box;
 use bytemuck::Pod;
 use bytemuck::allocation::try_zeroed_slice_box;
 
+use crate::cut;
 use crate::element::tile::LINE;
 use crate::error::ShapeError;
 
@@ -41,10 +42,14 @@ impl Memory {
     }
 
     /// The numbers.
+    #[inline]
     pub(crate) fn numbers<T: Pod>(&self) -> &[T] {
-        bytemuck::cast_slice(
-            &bytemuck::cast_slice::<Unit, u8>(&self.units)[self.start..][..self.bytes],
-        )
+        let bytes: &[u8] = bytemuck::must_cast_slice(&self.units);
+        match bytemuck::try_cast_slice(cut::part(bytes, self.start, self.bytes)) {
+            Ok(numbers) => numbers,
+            // `zeroed` has made the start a line's and the length a whole number of numbers.
+            Err(_) => cut::out_of_bounds(),
+        }
     }
 
     /// The numbers, to be written.

@@ -1,6 +1,7 @@
 //! The one currency that attention accepts: a sequence's pages, in order, however they are held.
 
 use super::memory::Memory;
+use crate::cut;
 use crate::element::Element;
 use crate::element::tile::Layout;
 use crate::id::BlockId;
@@ -54,8 +55,10 @@ impl<'a, E: Element> KvView<'a, E> {
     pub(crate) fn block(&self, index: usize) -> &'a [E::Stored] {
         let len = self.layout.block_len();
         match self.pages {
-            Pages::Table { memory, table } => &memory[table[index].index() * len..][..len],
-            Pages::Owned(blocks) => blocks[index].numbers(),
+            Pages::Table { memory, table } => {
+                cut::part(memory, cut::one(table, index).index() * len, len)
+            }
+            Pages::Owned(blocks) => cut::one(blocks, index).numbers(),
         }
     }
 }
