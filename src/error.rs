@@ -123,6 +123,25 @@ impl fmt::Display for ShapeError {
 
 impl Error for ShapeError {}
 
+/// A sequence and a store that do not belong together, on its way into the error of a door.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WrongStore {
+    pub(crate) need: StoreId,
+    pub(crate) have: StoreId,
+}
+
+impl From<WrongStore> for PagedKvError {
+    fn from(WrongStore { need, have }: WrongStore) -> Self {
+        PagedKvError::WrongStore { need, have }
+    }
+}
+
+impl From<WrongStore> for AttentionError {
+    fn from(WrongStore { need, have }: WrongStore) -> Self {
+        AttentionError::WrongStore { need, have }
+    }
+}
+
 /// Why a sequence could not be changed or read. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

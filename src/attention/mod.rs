@@ -23,7 +23,7 @@ pub use state::AttentionState;
 pub use walk::{Job, attention_scratch_len};
 
 use crate::element::Element;
-use crate::error::{AttentionError, PagedKvError};
+use crate::error::AttentionError;
 use crate::shape::GqaShape;
 use crate::storage::contiguous::KvCache;
 use crate::storage::paged::PagedKvStore;
@@ -122,7 +122,7 @@ pub fn causal_gqa_attention_paged<E: Element>(
     cache: &PagedKvCache,
     n_heads: usize,
 ) -> Result<Vec<f32>, AttentionError> {
-    attend_vec(q, paged_view(store, cache)?, n_heads)
+    attend_vec(q, cache.view(store)?, n_heads)
 }
 
 /// [`causal_gqa_attention_paged`] with options, into the caller's memory; see
@@ -144,17 +144,7 @@ pub fn causal_gqa_attention_paged_into<'o, E: Element>(
     output: impl Into<Output<'o>>,
     scratch: &mut [f32],
 ) -> Result<(), AttentionError> {
-    attend(q, paged_view(store, cache)?, n_heads, options, output.into(), scratch)
-}
-
-fn paged_view<'a, E: Element>(
-    store: &'a PagedKvStore<E>,
-    cache: &'a PagedKvCache,
-) -> Result<KvView<'a, E>, AttentionError> {
-    cache.view(store).map_err(|error| match error {
-        PagedKvError::WrongStore { need, have } => AttentionError::WrongStore { need, have },
-        _ => AttentionError::WrongStore { need: store.id(), have: store.id() },
-    })
+    attend(q, cache.view(store)?, n_heads, options, output.into(), scratch)
 }
 
 fn attend_vec<E: Element>(

@@ -140,11 +140,6 @@ impl<E: Element> Layout<E> {
         self.tile_len * self.shape.n_kv_heads()
     }
 
-    /// Numbers in one tile, its rounding to a line included.
-    pub(crate) fn tile_len(&self) -> usize {
-        self.tile_len
-    }
-
     /// The tile of one KV head.
     #[inline(always)]
     pub(crate) fn tile<'a>(&self, block: &'a [E::Stored], head: usize) -> &'a [E::Stored] {
@@ -219,7 +214,7 @@ mod tests {
     #[test]
     fn the_page_is_laid_out_as_drawn() {
         let layout = Layout::<f32>::new(KvShape::square(80, 2, 128).unwrap());
-        assert_eq!(layout.tile_len(), 80 * 256);
+        assert_eq!(layout.tile_len, 80 * 256);
         assert_eq!(layout.k_panel(63), Panel { start: 0, width: 64 });
         assert_eq!(layout.k_panel(64), Panel { start: 64 * 128, width: 16 });
         assert_eq!(layout.v_panel(0), Panel { start: 80 * 128, width: 64 });

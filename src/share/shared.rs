@@ -294,7 +294,8 @@ impl<E: Element> SharedPagedKv<E> {
     ///
     /// # Deadlock
     ///
-    /// Waits for writers of any layer, never for readers. The thread must hold no write guard of
+    /// Waits for writers of any layer, never for readers, and for nobody where a layer is
+    /// exhausted already. The thread must hold no write guard of
     /// this `SharedPagedKv`: it would wait for itself; debug builds with `std` panic instead.
     ///
     /// # Cost
@@ -302,7 +303,10 @@ impl<E: Element> SharedPagedKv<E> {
     /// One allocation, and the group table may grow.
     #[must_use = "dropping the handle does not release the group"]
     pub fn acquire_group(&self) -> Option<PageGroup> {
-        if self.layers.is_empty() {
+        // Asked before the gates as well, so that polling an exhausted pool never stands in a
+        // push's way: neither std's mutex nor a spinning one lets those who wait go first. With
+        // no layers it is 0.
+        if self.free_groups() == 0 {
             return None;
         }
         let _gates: Vec<GateGuard<'_>> =

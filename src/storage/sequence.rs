@@ -7,7 +7,7 @@ use super::paged::PagedKvStore;
 use super::rows;
 use super::view::KvView;
 use crate::element::Element;
-use crate::error::{PagedKvError, Side};
+use crate::error::{PagedKvError, Side, WrongStore};
 use crate::id::{BlockId, StoreId};
 
 /// One sequence's view into a shared [`PagedKvStore`]: which blocks its positions live in, in
@@ -383,14 +383,14 @@ impl PagedKvCache {
     pub(crate) fn view<'a, E: Element>(
         &'a self,
         store: &'a PagedKvStore<E>,
-    ) -> Result<KvView<'a, E>, PagedKvError> {
+    ) -> Result<KvView<'a, E>, WrongStore> {
         self.check_store(store.id())?;
         Ok(store.view(&self.table, self.len))
     }
 
-    fn check_store(&self, have: StoreId) -> Result<(), PagedKvError> {
+    fn check_store(&self, have: StoreId) -> Result<(), WrongStore> {
         match self.store {
-            Some(need) if need != have => Err(PagedKvError::WrongStore { need, have }),
+            Some(need) if need != have => Err(WrongStore { need, have }),
             _ => Ok(()),
         }
     }
@@ -528,7 +528,7 @@ mod tests {
         cache.append(&mut store, &[1.0; 3], &[2.0; 3], 3).unwrap();
         assert_eq!(cache.view(&store).unwrap().len(), 3);
         let wrong = PagedKvError::WrongStore { need: store.id(), have: other.id() };
-        assert_eq!(cache.view(&other).err(), Some(wrong));
+        assert_eq!(cache.view(&other).err().map(PagedKvError::from), Some(wrong));
     }
 
     #[test]

@@ -144,26 +144,36 @@ fn free_blocks_is_a_snapshot_and_the_append_asks_again_under_its_guard() {
 fn under_a_write_guard_nobody_else_takes_blocks_of_the_layer() {
     watched(|| {
         let shared = small(2, 4);
-        let stop = AtomicBool::new(false);
+        let (go, rounds) = mpsc::channel();
+        let (done, wait) = mpsc::channel();
         thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    let groups: Vec<PageGroup> =
-                        (0..3).map_while(|_| shared.acquire_group()).collect();
-                    groups.iter().for_each(|group| assert!(shared.release_group(*group)));
+            let thief = &shared;
+            scope.spawn(move || {
+                for () in rounds {
+                    let groups: Vec<_> = (0..3).map_while(|_| thief.acquire_group()).collect();
+                    done.send(groups).unwrap();
                 }
             });
-            for round in 0..ROUNDS {
+            for round in 0..ROUNDS / 4 {
                 let mut guard = shared.write(round % 2);
                 let free = guard.free_block_count();
-                thread::yield_now();
-                assert!(guard.free_block_count() >= free);
+                assert_eq!(free, 4);
+                go.send(()).unwrap();
+                // The thief is at the gate now, or on its way to it; at times it gets there.
+                if round < 2 {
+                    pause();
+                }
+                assert_eq!(guard.free_block_count(), free);
                 let mut cache = PagedKvCache::new();
                 cache.reserve(&mut guard, 2 * free).unwrap();
                 assert_eq!(cache.block_table().len(), free);
                 cache.release(&mut guard).unwrap();
+                drop(guard);
+                let groups = wait.recv().unwrap();
+                assert_eq!(groups.len(), 3);
+                groups.into_iter().for_each(|group| assert!(shared.release_group(group)));
             }
-            stop.store(true, Ordering::Relaxed);
+            drop(go);
         });
         assert_eq!(shared.free_groups(), 4);
     });

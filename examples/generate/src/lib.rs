@@ -1,0 +1,35 @@
+//! Text from a Llama GGUF, all keys and values in a
+//! [`SharedPagedKv`](paged_kv::cache::SharedPagedKv) and all attention by paged-kv.
+//!
+//! The question this program answers is whether the crate can carry a real model: not random
+//! numbers against an oracle, but sentences, eight of them at once, sharing the pages of a common
+//! beginning. Everything that is not KV memory or attention is somebody else's well-kept work
+//! (the file and the products candle's, the vocabulary `tokenizers`') or too small to borrow.
+//!
+//! Rooms, each using those above it:
+//!
+//! ```text
+//! error      what can stop a run
+//! options    the command line
+//! sample     logits to a token
+//! gguf       the file
+//! tokenizer  text to tokens and back
+//! model      tokens to logits; knows a trait `Memory`, no blocks
+//! pool       the shared store, and who may start
+//! memory     one request's keys and values in it
+//! plan       who needs how many blocks: numbers, nothing taken
+//! serve      requests on threads, told as events
+//! report     events as text
+//! ```
+
+pub mod error;
+pub mod gguf;
+pub mod memory;
+pub mod model;
+pub mod options;
+pub mod plan;
+pub mod pool;
+pub mod report;
+pub mod sample;
+pub mod serve;
+pub mod tokenizer;

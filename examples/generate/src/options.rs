@@ -1,0 +1,214 @@
+//! The command line, parsed once into values that make sense.
+
+use std::path::PathBuf;
+
+use crate::error::Error;
+
+/// What `--help` prints.
+pub const HELP: &str = "\
+Generates text from a Llama GGUF, all keys and values in a SharedPagedKv, all attention by paged-kv.
+
+  generate --model FILE --prompt TEXT [options]
+
+  --model FILE       a GGUF of the Llama architecture
+  --prompt TEXT      the prompt; given several times, requests take turns over them
+  --n N              new tokens per request, at most                       [64]
+  --requests N       requests running at once over one store                [1]
+  --pool-blocks N    blocks in each layer's pool   [what all requests can need]
+  --block-size N     positions in one block                                [64]
+  --no-share         every request prefills its whole prompt itself
+  --temperature T    0 takes the likeliest token                            [0]
+  --seed N           of the first request; the next ones count up           [0]
+  --threads N        threads for the matrix products             [all there are]
+  --level NAME       instruction set of the attention       [the best there is]
+  --quiet            no progress on stderr
+";
+
+/// What to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// The GGUF.
+    pub model: PathBuf,
+    /// At least one; request `i` takes prompt `i` modulo their number.
+    pub prompts: Vec<String>,
+    /// New tokens per request, at most.
+    pub n: usize,
+    /// Requests at once.
+    pub requests: usize,
+    /// Blocks in each layer; what all requests can need if `None`.
+    pub pool_blocks: Option<usize>,
+    /// Positions in one block.
+    pub block_size: usize,
+    /// Whether a common prefix is prefilled once and adopted.
+    pub share: bool,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Seed of the first request.
+    pub seed: u64,
+    /// Threads for the products; all there are if `None`.
+    pub threads: Option<usize>,
+    /// Name of the instruction set, the best if `None`.
+    pub level: Option<String>,
+    /// No progress.
+    pub quiet: bool,
+}
+
+/// What the command line asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Print [`HELP`].
+    Help,
+    /// Run.
+    Run(Options),
+}
+
+impl Options {
+    /// The defaults for one prompt on one model.
+    pub fn new(model: PathBuf, prompt: String) -> Self {
+        Options {
+            model,
+            prompts: vec![prompt],
+            n: 64,
+            requests: 1,
+            pool_blocks: None,
+            block_size: 64,
+            share: true,
+            temperature: 0.0,
+            seed: 0,
+            threads: None,
+            level: None,
+            quiet: false,
+        }
+    }
+}
+
+/// Parses the arguments after the program's name, each `--name value` or `--name=value`.
+///
+/// # Errors
+///
+/// [`Error::Usage`] for an option that is unknown, lacks its value or has one out of range.
+pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Command, Error> {
+    let mut args = args.into_iter();
+    let mut options = Options::new(PathBuf::new(), String::new());
+    let mut model = None;
+    options.prompts.clear();
+    while let Some(arg) = args.next() {
+        let (name, inline) = match arg.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name.to_owned(), Some(value.into())),
+            _ => (arg, None),
+        };
+        match (name.as_str(), &inline) {
+            ("--help" | "-h", None) => return Ok(Command::Help),
+            ("--no-share", None) => options.share = false,
+            ("--quiet", None) => options.quiet = true,
+            _ => {
+                let mut value = || {
+                    inline
+                        .clone()
+                        .or_else(|| args.next())
+                        .ok_or_else(|| Error::Usage(format!("{name} needs a value")))
+                };
+                match name.as_str() {
+                    "--model" => model = Some(PathBuf::from(value()?)),
+                    "--prompt" => options.prompts.push(value()?),
+                    _ => set(&mut options, &name, value)?,
+                }
+            }
+        }
+    }
+    options.model = model.ok_or_else(|| Error::Usage("--model is missing".into()))?;
+    if options.prompts.is_empty() {
+        return Err(Error::Usage("--prompt is missing".into()));
+    }
+    Ok(Command::Run(options))
+}
+
+/// Options that hold one value with a range.
+fn set(
+    options: &mut Options,
+    name: &str,
+    mut value: impl FnMut() -> Result<String, Error>,
+) -> Result<(), Error> {
+    match name {
+        "--n" => options.n = at_least_one(name, &value()?)?,
+        "--requests" => options.requests = at_least_one(name, &value()?)?,
+        "--pool-blocks" => options.pool_blocks = Some(at_least_one(name, &value()?)?),
+        "--block-size" => options.block_size = at_least_one(name, &value()?)?,
+        "--threads" => options.threads = Some(at_least_one(name, &value()?)?),
+        "--seed" => options.seed = number(name, &value()?)?,
+        "--level" => options.level = Some(value()?),
+        "--temperature" => {
+            let text = value()?;
+            options.temperature = number(name, &text)?;
+            if !options.temperature.is_finite() || options.temperature < 0.0 {
+                return Err(Error::Usage(format!("{name} must be 0 or more, not {text}")));
+            }
+        }
+        _ => return Err(Error::Usage(format!("unknown option {name}"))),
+    }
+    Ok(())
+}
+
+fn number<T: std::str::FromStr>(name: &str, text: &str) -> Result<T, Error> {
+    text.parse().map_err(|_| Error::Usage(format!("{name} needs a number, not {text:?}")))
+}
+
+fn at_least_one(name: &str, text: &str) -> Result<usize, Error> {
+    match number(name, text)? {
+        0 => Err(Error::Usage(format!("{name} must be at least 1"))),
+        many => Ok(many),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &[&str]) -> Result<Command, Error> {
+        parse(line.iter().map(|arg| (*arg).to_owned()))
+    }
+
+    #[test]
+    fn both_spellings_say_the_same() {
+        let spaced = parsed(&["--model", "m", "--prompt", "a=b", "--n", "3", "--seed", "7"]);
+        let joined = parsed(&["--model=m", "--prompt=a=b", "--n=3", "--seed=7"]);
+        assert_eq!(spaced.unwrap(), joined.unwrap());
+    }
+
+    #[test]
+    fn prompts_add_up_and_the_rest_is_set() {
+        let line = "--model m --prompt a --prompt b --requests 8 --pool-blocks 9 --block-size 16 \
+                    --temperature 0.5 --threads 2 --level avx2 --no-share --quiet";
+        let Ok(Command::Run(options)) = parsed(&line.split(' ').collect::<Vec<_>>()) else {
+            panic!("a good line must parse");
+        };
+        assert_eq!(options.prompts, ["a", "b"]);
+        assert_eq!((options.requests, options.pool_blocks, options.block_size), (8, Some(9), 16));
+        assert_eq!((options.temperature, options.threads), (0.5, Some(2)));
+        assert_eq!(options.level.as_deref(), Some("avx2"));
+        assert!(!options.share && options.quiet);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (line, word) in [
+            (&["--prompt", "a"][..], "--model"),
+            (&["--model", "m"], "--prompt"),
+            (&["--model"], "--model needs a value"),
+            (&["--model", "m", "--prompt", "a", "--n", "0"], "--n must be at least 1"),
+            (&["--model", "m", "--prompt", "a", "--n", "x"], "--n needs a number"),
+            (&["--model", "m", "--prompt", "a", "--temperature", "-1"], "--temperature"),
+            (&["--model", "m", "--prompt", "a", "--temperature", "NaN"], "--temperature"),
+            (&["--model", "m", "--prompt", "a", "--fast"], "--fast"),
+            (&["--model", "m", "--prompt", "a", "b"], "unknown option b"),
+        ] {
+            let message = parsed(line).unwrap_err().to_string();
+            assert!(message.contains(word), "{line:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn help_wins() {
+        assert_eq!(parsed(&["--help"]).unwrap(), Command::Help);
+    }
+}
