@@ -47,7 +47,7 @@ struct Worst {
 impl Worst {
     fn see(&mut self, error: f64, bound: f64, what: impl Fn() -> String) {
         // An error that is not a number is the worst of all.
-        if !(error <= bound * self.part) {
+        if error.is_nan() || error > bound * self.part {
             *self = Worst { part: error / bound, error, what: what() };
         }
     }

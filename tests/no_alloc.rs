@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "an allocator that counts has to be one")]
 
+use core::alloc::{GlobalAlloc, Layout};
 use core::cell::Cell;
 use paged_kv::attention::{
     AttentionOptions, AttentionState, Output, attention_scratch_len, causal_gqa_attention_into,
@@ -9,7 +10,7 @@ use paged_kv::attention::{
 };
 use paged_kv::cache::{KvCache, PagedKvCache, PagedKvStore};
 use paged_kv::{GqaShape, Level};
-use std::alloc::{GlobalAlloc, Layout, System};
+use std::alloc::System;
 
 std::thread_local! {
     /// Allocations of this thread: the test harness allocates on others whenever it likes.
