@@ -5,6 +5,7 @@
 //! these is a test of dirty scratch as well.
 
 use paged_kv::Level;
+use paged_kv::attention::AttentionState;
 use paged_kv::internal::doors::{Answer, Held, Place, answer};
 use paged_kv::internal::numbers::Numbers;
 use paged_kv::internal::oracle::{Case, Rules, Sizes};
@@ -206,6 +207,35 @@ fn the_borders_of_tiles_and_splits() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// States pushed, merged and finished give the same bits at every level of a class.
+#[test]
+fn states_of_a_class_agree() {
+    for seed in 0..200 {
+        let mut classes = [None, None];
+        for level in Level::available() {
+            let mut numbers = Numbers::new(seed);
+            let width = numbers.between(1, 40);
+            let (mut a, mut b) = (vec![0.0; width], vec![0.0; width]);
+            let mut state = AttentionState::empty(&mut a).with_level(level);
+            for _ in 0..numbers.below(4) {
+                let mut part = AttentionState::empty(&mut b).with_level(level);
+                for _ in 0..numbers.below(6) {
+                    let score = 10.0 * numbers.normal();
+                    part.push(score, &numbers.normals(width));
+                }
+                state.merge(&part);
+            }
+            let sink = (numbers.below(2) == 0).then(|| numbers.normal());
+            let mut out = vec![f32::NAN; width];
+            let lse = state.finish(sink, &mut out);
+            let have = Answer { out, lse: vec![lse, state.lse(), state.max(), state.denom()] };
+            let have = have.bits();
+            let want = classes[usize::from(level.is_fused())].get_or_insert_with(|| have.clone());
+            assert!(have == *want, "{level}, seed {seed}");
         }
     }
 }

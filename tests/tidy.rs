@@ -11,17 +11,21 @@ use std::path::{Path, PathBuf};
 ///
 /// `element` looks at `attention` for one name, [`DECLARED`], so that kernels are compiled here
 /// and not in a dependent's debug build.
-const ARROWS: [(&str, &[&str]); 10] = [
-    ("error", &["id"]),
+const ARROWS: [(&str, &[&str]); 11] = [
+    ("cut", &[]),
     ("id", &[]),
+    ("error", &["id"]),
     ("shape", &["error"]),
-    ("simd", &["error", "id", "shape"]),
-    ("element", &["error", "id", "shape", "simd"]),
-    ("kernel", &["error", "id", "shape", "simd", "element"]),
-    ("storage", &["error", "id", "shape", "simd", "element"]),
-    ("attention", &["error", "id", "shape", "simd", "element", "kernel", "storage"]),
+    ("simd", &["cut"]),
+    ("element", &["cut", "error", "id", "shape", "simd"]),
+    ("kernel", &["cut", "error", "id", "shape", "simd", "element"]),
+    ("storage", &["cut", "error", "id", "shape", "simd", "element"]),
+    ("attention", &["cut", "error", "id", "shape", "simd", "element", "kernel", "storage"]),
     ("share", &["error", "id", "shape", "element", "storage"]),
-    ("batch", &["error", "id", "shape", "simd", "element", "kernel", "storage", "attention"]),
+    (
+        "batch",
+        &["cut", "error", "id", "shape", "simd", "element", "kernel", "storage", "attention"],
+    ),
 ];
 
 /// Whole lines that a room may have although its arrow says no.

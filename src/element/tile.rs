@@ -47,6 +47,7 @@ pub(crate) struct Panel {
 #[derive(Debug)]
 pub struct Layout<E> {
     shape: KvShape,
+    /// Numbers in one tile, its rounding to a line included.
     tile_len: usize,
     element: PhantomData<E>,
 }

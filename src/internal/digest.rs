@@ -13,10 +13,10 @@ use super::oracle::{Case, Rules, Sizes};
 use crate::simd::Level;
 
 /// What [`digest`] gives where products and sums are rounded once, together.
-pub const FUSED: u64 = 0xd785_3960_8ff2_532f;
+pub const FUSED: u64 = 0xb4f8_1ed2_12f4_a976;
 
 /// What [`digest`] gives where they are rounded one after the other.
-pub const NOT_FUSED: u64 = 0xaf3b_55e5_c3ab_6fa7;
+pub const NOT_FUSED: u64 = 0x83c3_7e97_d0f4_6a3e;
 
 /// What [`digest`] must give at this level.
 pub const fn expected(level: Level) -> u64 {

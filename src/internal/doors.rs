@@ -246,3 +246,32 @@ fn shuffle_free_list(store: &mut PagedKvStore, seed: u64) {
         other.release(store).expect("its own store");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The canaries sing: a number written just outside of the room on either side is seen.
+    #[test]
+    fn a_write_outside_is_seen() {
+        for outside in [39, 45] {
+            let mut memory = Guarded::dirty(5, 0);
+            memory.inside().fill(1.0);
+            assert_eq!(memory.inside, 40..45);
+            memory.numbers[outside] = 0.0;
+            let dead = std::panic::catch_unwind(|| memory.into_inside("test"));
+            assert!(dead.is_err(), "{outside}");
+        }
+        assert!(Guarded::dirty(3, 2).into_inside("test").iter().all(|x| x.is_nan()));
+    }
+
+    /// The block tables that tests shuffle are in no order.
+    #[test]
+    fn block_tables_are_shuffled() {
+        let sizes = Sizes { n_kv_heads: 1, group: 1, k_width: 1, v_width: 1, n_q: 1, len: 40 };
+        let held = Held::full(&Case::random(sizes, 0, 1), Place::Paged(4, 1));
+        let Held::Paged(_, cache) = &held else { panic!("it is paged") };
+        let table: Vec<_> = cache.block_table().iter().map(|block| block.index()).collect();
+        assert!(!table.is_sorted() && !table.iter().rev().is_sorted(), "{table:?}");
+    }
+}

@@ -1,4 +1,6 @@
-//! The test kit: models that the containers are compared with, shared by tests and fuzz targets.
+//! The test kit: models that the containers are compared with, an oracle that attention is
+//! compared with, and a digest that levels and targets are compared by. Shared by tests, fuzz
+//! targets, benches and emulators.
 //!
 //! Not covered by semantic versioning.
 

@@ -48,7 +48,7 @@ impl Numbers {
         for _ in 0..3 {
             let bits = self.bits();
             for shift in [0, 16, 32, 48] {
-                sum += (bits >> shift & 0xffff) as i32;
+                sum += ((bits >> shift) & 0xffff) as i32;
             }
         }
         sum as f32 / 65_536.0

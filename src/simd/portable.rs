@@ -44,13 +44,26 @@ impl Simd for Portable {
         f32x16::new(*from)
     }
 
+    /// By quarters, written out: a loop over the numbers becomes a call of `memcpy`, and this
+    /// stands in the product loop of every tail. `tests/inner_loops` looks for that call.
     #[inline(always)]
     fn load_partial(self, from: &[f32]) -> f32x16 {
-        let mut lanes = [0.0; LANES];
-        for (lane, number) in lanes.iter_mut().zip(from) {
-            *lane = *number;
-        }
-        f32x16::new(lanes)
+        let (full, rest) = from.as_chunks::<4>();
+        let last = match *rest {
+            [a] => f32x4::new([a, 0.0, 0.0, 0.0]),
+            [a, b] => f32x4::new([a, b, 0.0, 0.0]),
+            [a, b, c] => f32x4::new([a, b, c, 0.0]),
+            _ => f32x4::splat(0.0),
+        };
+        let zero = f32x4::splat(0.0);
+        let quarters = match *full {
+            [] => [last, zero, zero, zero],
+            [a] => [f32x4::new(a), last, zero, zero],
+            [a, b] => [f32x4::new(a), f32x4::new(b), last, zero],
+            [a, b, c] => [f32x4::new(a), f32x4::new(b), f32x4::new(c), last],
+            [a, b, c, d, ..] => [a, b, c, d].map(f32x4::new),
+        };
+        must_cast(quarters)
     }
 
     #[inline(always)]
