@@ -31,7 +31,7 @@ use paged_kv::attention::{
     causal_gqa_attention_paged_into,
 };
 use paged_kv::cache::{KvCache, PagedKvCache, PagedKvStore};
-use paged_kv::{GqaShape, KvShape};
+use paged_kv::{GqaShape, KvShape, ShapeError};
 
 const BLOCK: usize = 64;
 
@@ -62,7 +62,7 @@ fn decode_paged(case: &Case, n_q: usize) -> Nanoseconds {
     let mut cache = PagedKvCache::new();
     let rows = numbers(case.len * case.kv_heads * case.width);
     cache.append(&mut store, &rows, &rows, case.len)?;
-    let (q, mut out, mut scratch) = call(case, n_q)?;
+    let [q, mut out, mut scratch] = call(case, n_q)?;
     let options = AttentionOptions::new();
     let mut result = Ok(());
     let best = best_of(|| {
@@ -85,7 +85,7 @@ fn decode_contiguous(case: &Case) -> Nanoseconds {
     let mut cache = KvCache::new(case.kv_heads, case.width);
     let rows = numbers(case.len * case.kv_heads * case.width);
     cache.append(&rows, &rows, case.len)?;
-    let (q, mut out, mut scratch) = call(case, 1)?;
+    let [q, mut out, mut scratch] = call(case, 1)?;
     let options = AttentionOptions::new();
     let mut result = Ok(());
     let best = best_of(|| {
@@ -111,13 +111,10 @@ fn append(case: &Case) -> Nanoseconds {
 }
 
 /// Query, output and scratch of one call.
-fn call(
-    case: &Case,
-    n_q: usize,
-) -> Result<(Vec<f32>, Vec<f32>, Vec<f32>), Box<dyn std::error::Error>> {
+fn call(case: &Case, n_q: usize) -> Result<[Vec<f32>; 3], ShapeError> {
     let shape = GqaShape::new(KvShape::square(BLOCK, case.kv_heads, case.width)?, case.heads)?;
     let scratch = vec![0.0; attention_scratch_len(&shape, n_q)];
-    Ok((numbers(n_q * shape.q_row_len()), vec![0.0; n_q * shape.out_row_len()], scratch))
+    Ok([numbers(n_q * shape.q_row_len()), vec![0.0; n_q * shape.out_row_len()], scratch])
 }
 
 /// The shortest of many rounds: what the processor can do when nobody disturbs it.
