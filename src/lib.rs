@@ -26,7 +26,7 @@
 //!   memory and the sequences in it. Sequences fork without copying, roll back, and adopt blocks
 //!   that others filled; a block that others hold is copied before it is written.
 //! - [`SharedPagedKv`](cache::SharedPagedKv): a store per layer behind a lock per layer, for
-//!   requests on many threads. A [`PageGroup`](cache::PageGroup) is one block in every layer with
+//!   requests on many threads. A [`PageGroup`] is one block in every layer with
 //!   a count of holders: the unit in which prefixes are shared. Features `std` or `spin`.
 //! - To attend: [`causal_gqa_attention`](attention::causal_gqa_attention) and
 //!   [`causal_gqa_attention_paged`](attention::causal_gqa_attention_paged), and their `_into`

@@ -1,6 +1,6 @@
 //! Attention for one sequence: the public doors.
 //!
-//! The room brings pages ([`KvView`]) and arithmetic (`kernel`) together. It refuses to know who
+//! The room brings pages (`KvView`) and arithmetic (`kernel`) together. It refuses to know who
 //! owns the pages or who else reads them: a read guard of the shared layer derefs to a store, and
 //! a store is all it needs.
 //!

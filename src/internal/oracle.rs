@@ -148,6 +148,11 @@ impl Case {
         self.sizes.len as i64 - self.sizes.n_q as i64 + query as i64
     }
 
+    /// How far a position is from the one that a query row stands for.
+    fn distance(&self, query: usize, key: usize) -> f64 {
+        (self.position(query) - key as i64).unsigned_abs() as f64
+    }
+
     /// Whether a query row sees a position.
     pub fn sees(&self, query: usize, key: usize) -> bool {
         let (rules, position, key_at) = (&self.rules, self.position(query), key as i64);
@@ -171,7 +176,9 @@ pub struct Truth {
     pub out: Vec<f64>,
     /// `[n_q][n_heads]`, sinks left out.
     pub lse: Vec<f64>,
-    /// For each of those rows, `|scale| x max_j sum_i |q_i k_ji|` over the keys it sees.
+    /// For each of those rows, the largest sum of sizes that a score is made of:
+    /// `|scale| x max_j sum_i |q_i k_ji|` over the keys it sees, and the bias of the key that
+    /// scores most. (The bias of a key far behind that one may be large, but its weight is not.)
     pub reach: Vec<f64>,
     /// For each of those rows, the largest `|v|` it sees.
     pub most: Vec<f64>,
@@ -221,8 +228,7 @@ fn one_row(case: &Case, query: usize, head: usize, out: &mut [f64]) -> (f64, f64
             score = f64::from(cap) * real::tanh(score / f64::from(cap));
         }
         if let Some(slopes) = &rules.alibi_slopes {
-            let distance = (case.position(query) - position as i64).unsigned_abs();
-            score -= f64::from(slopes[head]) * distance as f64;
+            score -= f64::from(slopes[head]) * case.distance(query, position);
         }
         scores.push((position, score));
     }
@@ -231,6 +237,11 @@ fn one_row(case: &Case, query: usize, head: usize, out: &mut [f64]) -> (f64, f64
     };
     let mut denom = 0.0;
     for (position, score) in &scores {
+        if let Some(slopes) = &rules.alibi_slopes
+            && *score == max
+        {
+            reach += f64::from(slopes[head].abs()) * case.distance(query, *position);
+        }
         let weight = real::exp(score - max);
         denom += weight;
         for (sum, number) in out.iter_mut().zip(case.value(*position, kv_head)) {

@@ -185,7 +185,7 @@ impl<E: Element> PagedKvStore<E> {
     ///
     /// # Errors
     ///
-    /// The first [`Miscount`].
+    /// The first `Miscount`.
     ///
     /// # Panics
     ///
