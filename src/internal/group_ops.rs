@@ -73,6 +73,8 @@ struct Living {
 struct Sequence {
     caches: Vec<PagedKvCache>,
     tags: Vec<u32>,
+    /// Whether its first block came with rows: a prefix, and no room to grow into.
+    filled: bool,
 }
 
 /// The layers, their groups and sequences, and what they should hold.
@@ -101,6 +103,7 @@ impl Model {
         let sequence = || Sequence {
             caches: (0..LAYERS).map(|_| PagedKvCache::new()).collect(),
             tags: Vec::new(),
+            filled: false,
         };
         Model {
             shared: SharedPagedKv::from_stores(BLOCKS.map(open).into()),
@@ -171,6 +174,7 @@ impl Model {
                     assert_eq!(self.shared.release(layer, cache), Ok(()));
                 }
                 sequence.tags.clear();
+                sequence.filled = false;
             }
         }
     }
@@ -256,6 +260,7 @@ impl Model {
             assert_eq!(cache.adopt(&mut self.shared.write(layer), &[block], len), Ok(()));
         }
         self.sequences[seq].tags = tags;
+        self.sequences[seq].filled = len > 0;
     }
 
     /// Blocks that the next position needs in one layer.
@@ -266,7 +271,8 @@ impl Model {
             index != seq && other.caches[layer].block_table().contains(block)
         });
         let group = self.living.iter().find(|group| group.blocks[layer] == *block);
-        usize::from(others || group.is_some_and(|group| group.refs > 1))
+        let prefix = self.sequences[seq].filled;
+        usize::from(others || group.is_some_and(|group| group.refs > 1 || prefix))
     }
 
     fn push(&mut self, seq: usize) {

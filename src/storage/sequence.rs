@@ -221,8 +221,10 @@ impl PagedKvCache {
         if !blocks.is_empty() {
             self.store = Some(store.id());
         }
-        for &block in &blocks[need..] {
-            store.forget_rows(block, 0);
+        for (index, &block) in blocks.iter().enumerate().skip(need) {
+            if self.may_write(store.blocks(), index) {
+                store.forget_rows(block, 0);
+            }
         }
         Ok(())
     }
