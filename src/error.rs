@@ -2,9 +2,13 @@
 //!
 //! Running out of blocks is an operating condition of a server, so it is an error that says what
 //! was needed and what was there, and never a panic. A mistake of the calling code that the type
-//! system could not stop (a row of the wrong length, a store of another shape) is an error too
-//! wherever the signature has room for one. Every operation that returns one of these has changed
-//! nothing.
+//! system could not stop (a row of the wrong length, a store of another shape) is an error too. The
+//! short doors (`push`, `append`, `new`) panic at rows and shapes that are wrong in the code and
+//! not in the data, before anything is changed, and have a `try_` twin that does not. Every
+//! operation that returns one of these has changed nothing.
+//!
+//! An error that carries another one is that error under another name: it prints the same text
+//! and has no `source`, so that a chain does not say it twice.
 
 use core::error::Error;
 use core::fmt;
@@ -253,14 +257,7 @@ impl fmt::Display for PagedKvError {
     }
 }
 
-impl Error for PagedKvError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            PagedKvError::Exhausted(inner) => Some(inner),
-            _ => None,
-        }
-    }
-}
+impl Error for PagedKvError {}
 
 impl From<PagedStoreExhausted> for PagedKvError {
     fn from(inner: PagedStoreExhausted) -> Self {
@@ -313,7 +310,7 @@ impl Error for Miscount {}
 pub enum KvCacheError {
     /// The pool had too few free blocks.
     Exhausted(KvPoolExhausted),
-    /// The shape cannot exist, or memory for another tile could not be had.
+    /// The shape cannot exist, or memory for another page could not be had.
     Shape(ShapeError),
     /// Rows of the wrong length.
     RowLength {
@@ -361,15 +358,7 @@ impl fmt::Display for KvCacheError {
     }
 }
 
-impl Error for KvCacheError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            KvCacheError::Exhausted(inner) => Some(inner),
-            KvCacheError::Shape(inner) => Some(inner),
-            _ => None,
-        }
-    }
-}
+impl Error for KvCacheError {}
 
 impl From<KvPoolExhausted> for KvCacheError {
     fn from(inner: KvPoolExhausted) -> Self {
@@ -433,7 +422,7 @@ pub enum AttentionError {
         /// Numbers handed in.
         have: usize,
     },
-    /// A causal query row stands for one of the last cached positions, and there are too few.
+    /// A query row stands for one of the last cached positions, and there are too few.
     TooManyQueryRows {
         /// Query rows handed in.
         rows: usize,
@@ -516,14 +505,7 @@ impl fmt::Display for AttentionError {
     }
 }
 
-impl Error for AttentionError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            AttentionError::Shape(inner) => Some(inner),
-            _ => None,
-        }
-    }
-}
+impl Error for AttentionError {}
 
 impl From<ShapeError> for AttentionError {
     fn from(inner: ShapeError) -> Self {

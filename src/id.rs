@@ -86,7 +86,7 @@ pub struct PageGroup {
 }
 
 #[cfg_attr(
-    not(any(feature = "std", feature = "spin")),
+    not(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr")),
     expect(dead_code, reason = "only the shared layer gives handles out")
 )]
 impl PageGroup {

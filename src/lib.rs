@@ -65,7 +65,9 @@
 //! share               locks, page groups, the shared layer
 //! ```
 //!
-//! A room uses those above it (`storage` and `kernel` do not know each other).
+//! A room uses those above it; `storage` and `kernel` do not know each other, and `element` looks
+//! ahead once, for the entry that attention is called through. `cut` beside them takes parts of
+//! slices and fails in one cold place.
 #![no_std]
 
 extern crate alloc;
@@ -106,8 +108,8 @@ pub mod cache {
 
 pub use element::Element;
 pub use error::{
-    AttentionError, GroupError, KvCacheError, KvPoolExhausted, PagedKvError, PagedStoreExhausted,
-    ShapeError, Side,
+    AttentionError, GroupError, KvCacheError, KvPoolExhausted, Miscount, PagedKvError,
+    PagedStoreExhausted, ShapeError, Side,
 };
 pub use id::{BlockId, PageGroup, StoreId};
 pub use shape::{GqaShape, KvDims, KvShape};

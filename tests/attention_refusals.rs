@@ -126,7 +126,7 @@ fn a_causal_row_needs_a_position() {
     assert_eq!(world.ask(World::right(6), &options), refused);
     let open = options.causal(false);
     assert_eq!(world.ask(World::right(6), &open), Ok(()));
-    assert_eq!(world.ask(World::right(6), &open.clone().window(3)), refused);
+    assert_eq!(world.ask(World::right(6), &open.window(3)), refused);
     assert_eq!(world.ask(World::right(6), &open.alibi_slopes(&slopes)), refused);
     assert_eq!(
         causal_gqa_attention(&[0.0; 16], &KvCache::new(2, 4), 4),

@@ -299,7 +299,8 @@ impl Drop for Lease<'_> {
         if self.request.is_some() {
             lock(&pool.ledger).release(self.request);
         }
-        self.sequence.release();
+        let released = self.sequence.release();
+        debug_assert!(released.is_ok(), "a lease's sequence lives in its own pool");
         for &group in &pool.prefix.groups[..self.retained] {
             pool.layers.release_group(group);
         }

@@ -18,9 +18,12 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 pub use options::AttentionOptions;
+use options::Resolved;
 pub use output::Output;
 pub use state::AttentionState;
-pub use walk::{Job, attention_scratch_len};
+pub(crate) use walk::Job;
+pub use walk::attention_scratch_len;
+use walk::scratch_needed;
 
 use crate::element::Element;
 use crate::error::AttentionError;
@@ -154,9 +157,11 @@ fn attend_vec<E: Element>(
 ) -> Result<Vec<f32>, AttentionError> {
     let shape = GqaShape::new(view.layout().shape(), n_heads)?;
     let n_q = query_rows(&shape, q)?;
+    let options = AttentionOptions::new();
+    check_positions(&options.resolve(&shape)?, n_q, view.len())?;
     let mut out = vec![0.0; n_q.saturating_mul(shape.out_row_len())];
     let mut scratch = vec![0.0; attention_scratch_len(&shape, n_q)];
-    attend(q, view, n_heads, &AttentionOptions::new(), Output::new(&mut out), &mut scratch)?;
+    attend(q, view, n_heads, &options, Output::new(&mut out), &mut scratch)?;
     Ok(out)
 }
 
@@ -167,6 +172,14 @@ fn query_rows(shape: &GqaShape, q: &[f32]) -> Result<usize, AttentionError> {
     } else {
         Err(AttentionError::QueryLength { row, have: q.len() })
     }
+}
+
+/// Whether each query row has a position of its own, where an option speaks of it.
+fn check_positions(options: &Resolved<'_>, rows: usize, len: usize) -> Result<(), AttentionError> {
+    if options.needs_position() && rows > len {
+        return Err(AttentionError::TooManyQueryRows { rows, len });
+    }
+    Ok(())
 }
 
 /// Every check, then the walk.
@@ -181,9 +194,7 @@ fn attend<E: Element>(
     let shape = GqaShape::new(view.layout().shape(), n_heads)?;
     let n_q = query_rows(&shape, q)?;
     let options = options.resolve(&shape)?;
-    if options.needs_position() && n_q > view.len() {
-        return Err(AttentionError::TooManyQueryRows { rows: n_q, len: view.len() });
-    }
+    check_positions(&options, n_q, view.len())?;
     let need = n_q.saturating_mul(shape.out_row_len());
     if output.out.len() != need {
         return Err(AttentionError::OutLength { need, have: output.out.len() });
@@ -193,7 +204,7 @@ fn attend<E: Element>(
     {
         return Err(AttentionError::LseLength { need: n_q * n_heads, have: lse.len() });
     }
-    let need = attention_scratch_len(&shape, n_q);
+    let need = scratch_needed(&shape, n_q);
     if scratch.len() < need {
         return Err(AttentionError::ScratchLength { need, have: scratch.len() });
     }

@@ -32,7 +32,8 @@ use crate::simd::Level;
 /// let gemma = AttentionOptions::new().soft_cap(50.0).window(4096);
 /// assert_ne!(gemma, AttentionOptions::default());
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use = "options do nothing until attention is called with them"]
 #[non_exhaustive]
 pub struct AttentionOptions<'a> {
     scale: Option<f32>,
@@ -80,7 +81,8 @@ impl<'a> AttentionOptions<'a> {
         self
     }
 
-    /// One ALiBi slope a query head, finite when multiplied by log2(e): a key loses `slope` for each position of distance.
+    /// One ALiBi slope a query head, finite when multiplied by log2(e): a key loses `slope` for
+    /// each position of distance.
     pub const fn alibi_slopes(mut self, slopes: &'a [f32]) -> Self {
         self.alibi_slopes = Some(slopes);
         self
@@ -94,21 +96,25 @@ impl<'a> AttentionOptions<'a> {
     }
 
     /// One learned logit a query head, no NaN: it joins the denominator with a zero value. It is
-    /// not scaled, and the log-sum-exp leaves it out.
+    /// not scaled, and the log-sum-exp leaves it out. Outputs of parts that are to be merged are
+    /// asked for without sinks: the sink joins once, in
+    /// [`AttentionState::finish`](crate::attention::AttentionState::finish).
     pub const fn sinks(mut self, sinks: &'a [f32]) -> Self {
         self.sinks = Some(sinks);
         self
     }
 
     /// Whether a query sees no key behind its own position; on by default. Off, a query sees all
-    /// keys (cross-attention), and there may be more query rows than positions.
+    /// keys (cross-attention), and there may be more query rows than positions, unless a window or
+    /// slopes speak of a row's own position.
     pub const fn causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
     /// Only these positions are seen, as far as they are cached: a part, to be merged with the
-    /// other parts by [`AttentionState`](crate::attention::AttentionState).
+    /// other parts by [`AttentionState`](crate::attention::AttentionState). Leave
+    /// [`sinks`](Self::sinks) out of parts.
     pub const fn positions(mut self, positions: Range<usize>) -> Self {
         self.positions = Some((positions.start, positions.end));
         self

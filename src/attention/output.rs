@@ -14,6 +14,7 @@
 /// # let _ = output;
 /// ```
 #[derive(Debug)]
+#[must_use = "an output is written when attention is called with it"]
 pub struct Output<'a> {
     pub(super) out: &'a mut [f32],
     pub(super) lse: Option<&'a mut [f32]>,

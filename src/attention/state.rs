@@ -48,7 +48,8 @@ impl<'a> AttentionState<'a> {
     }
 
     /// What a finished part amounts to: its output row and its log-sum-exp, as attention writes
-    /// them. A log-sum-exp of -inf is the empty state, whatever the row says.
+    /// them without sinks (a sink would be counted in each part, and the log-sum-exp leaves it
+    /// out). A log-sum-exp of -inf is the empty state, whatever the row says.
     pub fn from_output(out: &'a mut [f32], lse: f32) -> Self {
         let mut state = AttentionState { head: Head::EMPTY, out, level: Level::detect() };
         if lse == f32::NEG_INFINITY {
@@ -63,6 +64,7 @@ impl<'a> AttentionState<'a> {
     }
 
     /// The same state, merged and finished at this level from now on.
+    #[must_use = "the state is moved into the one returned"]
     pub fn with_level(mut self, level: Level) -> Self {
         self.level = level;
         self
@@ -103,12 +105,13 @@ impl<'a> AttentionState<'a> {
         self.head.is_empty()
     }
 
-    /// The largest score seen, a natural logarithm; -inf for the empty state.
+    /// What the sums are relative to, a natural logarithm: the largest score seen, where a finished
+    /// part counts as one score, its log-sum-exp. -inf for the empty state.
     pub fn max(&self) -> f32 {
         self.head.max * LN_2
     }
 
-    /// The sum of `e^(score - max)`; 0 for the empty state.
+    /// The sum of `e^(score - max)`, a finished part counting as one; 0 for the empty state.
     pub fn denom(&self) -> f32 {
         self.head.denom
     }

@@ -21,11 +21,15 @@ use crate::storage::view::KvView;
 
 /// Rows of one KV head that an item takes at most, unless a single position has more.
 ///
-/// 64 to 96 were measured alike; 96 rows of 128 + 2 x 128 floats are 147 KiB.
+/// 64 to 96 were measured alike; 96 rows of 128 + 2 x 128 floats are 144 KiB.
 const ITEM_ROWS: usize = 96;
 
-/// Up to this many rows a KV head, an item takes all heads.
+/// Up to this many rows a KV head, an item takes all heads ...
 const DECODE_ROWS: usize = 16;
+
+/// ... unless they are more than this many rows together: 256 of 128 + 2 x 128 floats are 384 KiB
+/// of state, which has to stay in the second-level cache.
+const TOGETHER_ROWS: usize = 256;
 
 /// One attention call, checked.
 #[derive(Debug)]
@@ -45,24 +49,24 @@ impl<'a, E: Element> Job<'a, E> {
     }
 }
 
-/// How a call is cut into items, which is what its scratch is measured by.
+/// How large the items of a call are, which is what its scratch is measured by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
+struct ItemSize {
     /// KV heads in an item.
     heads: usize,
     /// Query positions in an item.
     positions: usize,
 }
 
-impl Cut {
+impl ItemSize {
     fn new(shape: &GqaShape, n_q: usize) -> Self {
         let group = shape.group();
-        if n_q.saturating_mul(group) <= DECODE_ROWS {
-            Cut { heads: shape.kv().n_kv_heads(), positions: n_q.max(1) }
-        } else if n_q == 1 {
-            Cut { heads: shape.kv().n_kv_heads(), positions: 1 }
+        let few = n_q.saturating_mul(group) <= DECODE_ROWS
+            && n_q.saturating_mul(shape.n_heads()) <= TOGETHER_ROWS;
+        if few || n_q <= 1 {
+            ItemSize { heads: shape.kv().n_kv_heads(), positions: n_q.max(1) }
         } else {
-            Cut { heads: 1, positions: (ITEM_ROWS / group).clamp(1, n_q) }
+            ItemSize { heads: 1, positions: (ITEM_ROWS / group).clamp(1, n_q) }
         }
     }
 
@@ -71,11 +75,21 @@ impl Cut {
     }
 }
 
-/// Numbers of scratch that attention over this shape with `n_q` query rows needs.
+/// Numbers of scratch that attention over this shape needs for up to `n_q` query rows.
 ///
-/// It grows with `n_q` only up to 96 rows a KV head, and not with the length of the sequence.
+/// What is enough for many rows is enough for fewer: ask once, for the largest chunk. The number
+/// is bounded whatever `n_q` is (an item has at most 256 rows, or one for each query head, or 96
+/// for one KV head), and does not depend on the length of the sequence.
 pub fn attention_scratch_len(shape: &GqaShape, n_q: usize) -> usize {
-    let rows = Cut::new(shape, n_q).rows(shape);
+    // Rows grow with `n_q` on either side of the change from all heads to one; it comes somewhere
+    // in 1 ..= DECODE_ROWS.
+    let most = (1..=n_q.min(DECODE_ROWS)).chain([n_q]).map(|n_q| scratch_needed(shape, n_q));
+    most.max().unwrap_or(0)
+}
+
+/// Numbers of scratch that exactly `n_q` query rows need.
+pub(super) fn scratch_needed(shape: &GqaShape, n_q: usize) -> usize {
+    let rows = ItemSize::new(shape, n_q).rows(shape);
     let out = shape.kv().v_width().next_multiple_of(LANES);
     let scores = MOST_ROWS * size_of::<ScoreRow>() / size_of::<f32>();
     // A line to spare, so that regions can start on one.
@@ -144,7 +158,7 @@ struct Item<'i, 'a, E: Element> {
     shape: GqaShape,
     view: KvView<'a, E>,
     options: Resolved<'a>,
-    /// KV heads `head .. head + cut.heads`.
+    /// KV heads `head .. head + heads`.
     head: usize,
     /// Query rows `query .. query + positions`.
     query: usize,
@@ -162,22 +176,22 @@ impl<E: Element> Kernel for Walk<'_, '_, E> {
     #[inline(always)]
     fn call<S: Simd>(self, s: S) {
         let job = self.0;
-        let cut = Cut::new(&job.shape, job.n_q);
+        let size = ItemSize::new(&job.shape, job.n_q);
         let kv = job.shape.kv();
         let stride = kv.v_width().next_multiple_of(LANES);
         let mut head = 0;
         while head < kv.n_kv_heads() {
             let mut query = 0;
             while query < job.n_q {
-                let positions = cut.positions.min(job.n_q - query);
-                let rows = cut.heads * positions * job.shape.group();
+                let positions = size.positions.min(job.n_q - query);
+                let rows = size.heads * positions * job.shape.group();
                 let mut item = Item {
                     shape: job.shape,
                     view: job.view,
                     options: job.options,
                     head,
                     query,
-                    heads: cut.heads,
+                    heads: size.heads,
                     positions,
                     base: job.view.len().cast_signed() - job.n_q.cast_signed(),
                     stride,
@@ -186,7 +200,7 @@ impl<E: Element> Kernel for Walk<'_, '_, E> {
                 item.run(s, job.q, &mut job.output);
                 query += positions;
             }
-            head += cut.heads;
+            head += size.heads;
         }
     }
 }
@@ -514,5 +528,31 @@ impl<'a, E: Element> Iterator for Spans<'_, 'a, E> {
             self.row = 0;
         }
         Some(span)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::KvShape;
+
+    #[test]
+    fn scratch_for_many_rows_is_enough_for_fewer() {
+        for (n_heads, n_kv_heads, width) in
+            [(32, 8, 128), (128, 128, 128), (9, 3, 64), (8, 8, 8), (100, 2, 8), (1, 1, 1)]
+        {
+            let kv = KvShape::square(16, n_kv_heads, width).unwrap();
+            let shape = GqaShape::new(kv, n_heads).unwrap();
+            let mut most = attention_scratch_len(&shape, 0);
+            for n_q in (1..300).chain([512, 10_000, usize::MAX]) {
+                let len = attention_scratch_len(&shape, n_q);
+                assert!(len >= most, "{n_heads}/{n_kv_heads} heads, {n_q} rows");
+                assert!(len >= scratch_needed(&shape, n_q));
+                most = len;
+            }
+            // An item has at most 256 rows, or one for each head, or 96 of one KV head.
+            let rows = 256.max(n_heads).max(96.max(shape.group()));
+            assert!(most <= 1024 + rows * (width + 2 * width.next_multiple_of(16) + 4));
+        }
     }
 }

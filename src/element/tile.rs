@@ -34,7 +34,7 @@ pub(crate) const PANEL: usize = 64;
 /// Bytes in a cache line, to which tiles are aligned.
 pub(crate) const LINE: usize = 64;
 
-/// A run of sixteen or fewer neighbouring columns and how to walk its rows.
+/// A panel of up to [`PANEL`] columns and how to walk its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Panel {
     /// Index of the panel's first number in the tile.

@@ -32,6 +32,10 @@
 //! all RwLocks first: a `write_all` that held gate 0 while it waited for a reader of layer 1
 //! would make every `acquire_group` wait for that reader too.
 //!
+//! What it costs: `acquire_group` holds the gates below while it waits at one whose layer is being
+//! written, so a writer of a lower layer may wait for a write of a higher one, never longer than
+//! that write. Attention is not held up by it: readers pass gates by.
+//!
 //! Why leaves. A sequence ends where its request ends, under another layer's guard or in the
 //! middle of unwinding. Giving back must not wait for anything that its own thread may hold.
 //!

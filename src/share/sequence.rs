@@ -6,6 +6,7 @@ use core::ops::Deref;
 
 use super::shared::SharedPagedKv;
 use crate::element::Element;
+use crate::error::PagedKvError;
 use crate::storage::sequence::PagedKvCache;
 
 /// One request's sequence in every layer of a [`SharedPagedKv`], given back when it is dropped.
@@ -91,12 +92,16 @@ where
     }
 
     /// Gives every block of every layer back. Waits for nothing.
-    pub fn release(&mut self) {
-        for (layer, cache) in self.caches.iter_mut().enumerate() {
-            // A cache that was filled elsewhere is not ours to give back. There is nobody to tell
-            // in the middle of unwinding, and its rows are safe where they are.
-            let _elsewhere = self.shared.release(layer, cache);
-        }
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::WrongStore`] for a layer whose cache was filled from a store of somebody
+    /// else's, which is not ours to give back. It is as it was, the other layers are given back.
+    pub fn release(&mut self) -> Result<(), PagedKvError> {
+        let caches = self.caches.iter_mut().enumerate();
+        let results = caches.map(|(layer, cache)| self.shared.release(layer, cache));
+        // All of them first, then the first that was refused.
+        results.fold(Ok(()), Result::and)
     }
 }
 
@@ -106,7 +111,9 @@ where
     E: Element,
 {
     fn drop(&mut self) {
-        self.release();
+        // There is nobody to tell in the middle of unwinding, and the rows of a cache that was
+        // filled elsewhere are safe where they are.
+        let _elsewhere = self.release();
     }
 }
 

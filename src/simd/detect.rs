@@ -23,6 +23,11 @@ const fn bit(register: u32, bit: u32) -> bool {
 /// the answer is kept by the caller.
 pub(super) fn features() -> Features {
     const NONE: Features = Features { avx2: false, avx512: false };
+    // An enclave must not ask; a kernel built without vector registers must not use them, whatever
+    // is saved for its programs.
+    if cfg!(any(target_env = "sgx", not(target_feature = "sse2"), miri)) {
+        return NONE;
+    }
     if cpuid(0, 0).eax < 7 {
         return NONE;
     }
@@ -44,7 +49,7 @@ pub(super) fn features() -> Features {
 
 #[allow(unused_unsafe, reason = "the intrinsic became safe after the oldest Rust we support")]
 fn cpuid(leaf: u32, part: u32) -> CpuidResult {
-    // SAFETY: every x86-64 processor has CPUID.
+    // SAFETY: every x86-64 processor has CPUID, and we are in no enclave, see `features`.
     unsafe { __cpuid_count(leaf, part) }
 }
 

@@ -1,6 +1,8 @@
 //! A level is a token chosen at run time.
 
 use core::fmt;
+use core::hash::{Hash, Hasher};
+use core::iter::FusedIterator;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 #[cfg(target_arch = "x86_64")]
@@ -63,7 +65,8 @@ impl Level {
         static BEST: AtomicU8 = AtomicU8::new(0);
         let known = BEST.load(Ordering::Relaxed);
         if known > 0
-            && let Some(level) = Self::at(usize::from(known) - 1)
+            // SAFETY: `ask` stores what `present` counted.
+            && let Some(level) = unsafe { Self::at(usize::from(known) - 1) }
         {
             return level;
         }
@@ -144,15 +147,19 @@ impl Level {
     }
 
     /// The level at this place from the reference up, as `present` counts them.
-    fn at(place: usize) -> Option<Level> {
+    ///
+    /// # Safety
+    ///
+    /// The place must be below what `present` counts on this processor.
+    unsafe fn at(place: usize) -> Option<Level> {
         match place {
             0 => Some(Self::SCALAR),
             1 => Some(Self::PORTABLE),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `present` counts this far only where the features were detected.
+            // SAFETY: the caller promises that `present` counts this far: it has seen the features.
             2 => Some(unsafe { Self::assume_avx2() }),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `present` counts this far only where the features were detected.
+            // SAFETY: the caller promises that `present` counts this far: it has seen the features.
             3 => Some(unsafe { Self::assume_avx512() }),
             _ => None,
         }
@@ -166,6 +173,12 @@ impl PartialEq for Level {
 }
 
 impl Eq for Level {}
+
+impl Hash for Level {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name().hash(state);
+    }
+}
 
 impl fmt::Debug for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -192,9 +205,19 @@ impl Iterator for Levels {
     fn next(&mut self) -> Option<Level> {
         let place = (self.next < self.present).then_some(self.next)?;
         self.next += 1;
-        Level::at(place)
+        // SAFETY: below `present`.
+        unsafe { Level::at(place) }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.present - self.next;
+        (left, Some(left))
     }
 }
+
+impl ExactSizeIterator for Levels {}
+
+impl FusedIterator for Levels {}
 
 /// How many levels there are, from the reference up without a gap.
 fn present() -> usize {
@@ -215,5 +238,6 @@ fn present() -> usize {
 fn ask(best: &AtomicU8) -> Level {
     let present = present();
     best.store(present as u8, Ordering::Relaxed);
-    Level::at(present - 1).unwrap_or(Level::PORTABLE)
+    // SAFETY: the last place that `present` counts.
+    unsafe { Level::at(present - 1) }.unwrap_or(Level::PORTABLE)
 }

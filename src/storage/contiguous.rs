@@ -412,18 +412,10 @@ impl<E: Element> KvCache<E> {
             self.untake_blocks(taken);
             return Err(refused.into());
         }
-        let shape = self.shape();
-        let mut done = 0;
-        while done < n {
-            let row = self.len % shape.block_size();
-            let count = (shape.block_size() - row).min(n - done);
-            let k = &k[done * shape.k_row_len()..][..count * shape.k_row_len()];
-            let v = &v[done * shape.v_row_len()..][..count * shape.v_row_len()];
-            let page = &mut self.pages[self.len / shape.block_size()];
-            E::write(&self.layout, page.numbers_mut(), row, k, v);
-            self.len += count;
-            done += count;
-        }
+        rows::by_block(self.shape(), self.len, n, k, v, |index, row, k, v| {
+            E::write(&self.layout, self.pages[index].numbers_mut(), row, k, v);
+        });
+        self.len = end;
         Ok(())
     }
 

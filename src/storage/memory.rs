@@ -15,8 +15,9 @@ use crate::cut;
 use crate::element::tile::LINE;
 use crate::error::ShapeError;
 
-/// The widest plain number, so that the allocator's own alignment is used to the full.
-type Unit = u128;
+/// A plain number whose alignment every allocator gives by itself: asked for more (`u128` on a
+/// 32-bit x86), std allocates and then clears by hand, which touches every page.
+type Unit = u64;
 
 /// An owned, line-aligned, initially zeroed run of bytes.
 pub(crate) struct Memory {

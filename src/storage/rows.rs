@@ -3,6 +3,27 @@
 use crate::error::{KvCacheError, PagedKvError, ShapeError, Side};
 use crate::shape::KvShape;
 
+/// Cuts `n` rows, whose lengths have been checked, where blocks end: hands `write` the block's place
+/// in the sequence, the first row in it, and the key and value rows that go there.
+pub(crate) fn by_block(
+    shape: KvShape,
+    first: usize,
+    n: usize,
+    k: &[f32],
+    v: &[f32],
+    mut write: impl FnMut(usize, usize, &[f32], &[f32]),
+) {
+    let (mut position, mut k, mut v) = (first, k, v);
+    while position < first + n {
+        let row = position % shape.block_size();
+        let count = (shape.block_size() - row).min(first + n - position);
+        let (k_now, k_rest) = k.split_at(count * shape.k_row_len());
+        let (v_now, v_rest) = v.split_at(count * shape.v_row_len());
+        write(position / shape.block_size(), row, k_now, v_now);
+        (position, k, v) = (position + count, k_rest, v_rest);
+    }
+}
+
 /// Rows of the wrong length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrongRows {

@@ -22,8 +22,12 @@ use crate::id::{BlockId, StoreId};
 ///
 /// Every block counts its holders. [`fork`](Self::fork) and [`adopt`](Self::adopt) add counts,
 /// [`truncate`](Self::truncate) and [`release`](Self::release) drop them, and a block whose last
-/// count is dropped is free. A block that others hold too is never written: the first write into
-/// it takes a new block and copies the old one. For that reason the type is not `Clone`.
+/// count is dropped is free. For that reason the type is not `Clone`.
+///
+/// A write never changes what somebody else sees. A block is written in place only while no other
+/// table names it and no page group holds it, with one exception: a block that was adopted without
+/// rows, as room to grow into, is written while its group holds it too, as long as that group has
+/// one holder. The first write into any other block takes a new one and copies the old.
 ///
 /// **Dropping a `PagedKvCache` does not give its blocks back.** It has no way to reach the store,
 /// so they stay counted, and the store is smaller by that many blocks for ever. Call
@@ -177,8 +181,11 @@ impl PagedKvCache {
     /// Makes this empty sequence the holder of blocks that others filled: the first `len`
     /// positions are theirs.
     ///
-    /// This is the door for the blocks of a page group or of a cached prefix. Each block gets one
-    /// more holder, and keeps it past the group's last release; [`release`](Self::release) drops
+    /// This is the door for the blocks of a page group or of a cached prefix. Blocks that come with
+    /// rows stay as they are while anybody else holds them; blocks past `len` are room to grow
+    /// into. Ids do not expire as handles do: between reading them and this call, the caller holds
+    /// the group, or a table that names them, or they may be somebody else's by then. Each block
+    /// gets one more holder, and keeps it past the group's last release; [`release`](Self::release) drops
     /// exactly these counts. More blocks than `len` needs are room to grow into. All or nothing.
     ///
     /// # Errors
@@ -439,17 +446,10 @@ impl PagedKvCache {
         n: usize,
     ) -> Result<(), PagedKvError> {
         self.make_room(store, n)?;
-        let shape = store.shape();
-        let mut done = 0;
-        while done < n {
-            let row = self.len % shape.block_size();
-            let count = (shape.block_size() - row).min(n - done);
-            let k = &k[done * shape.k_row_len()..][..count * shape.k_row_len()];
-            let v = &v[done * shape.v_row_len()..][..count * shape.v_row_len()];
-            store.write(self.table[self.len / shape.block_size()], row, k, v);
-            self.len += count;
-            done += count;
-        }
+        rows::by_block(store.shape(), self.len, n, k, v, |index, row, k, v| {
+            store.write(self.table[index], row, k, v);
+        });
+        self.len += n;
         Ok(())
     }
 

@@ -37,7 +37,7 @@ impl<'a, E: Element> KvView<'a, E> {
 
     /// The first `len` positions of these blocks.
     pub(crate) fn owned(layout: Layout<E>, blocks: &'a [Memory], len: usize) -> Self {
-        debug_assert!(layout.shape().blocks_for(len) <= blocks.len(), "tiles cover the cache");
+        debug_assert!(layout.shape().blocks_for(len) <= blocks.len(), "pages cover the cache");
         KvView { layout, pages: Pages::Owned(blocks), len }
     }
 

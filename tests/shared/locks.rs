@@ -82,7 +82,7 @@ fn all_layers_advance_or_none_do_while_others_take_blocks() {
                             assert_eq!(sequence.cache(layer).seq_len(), advanced);
                         }
                         if advanced == 5 {
-                            sequence.release();
+                            sequence.release().unwrap();
                             advanced = 0;
                         }
                     }
