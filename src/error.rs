@@ -396,7 +396,9 @@ pub enum GroupError {
 impl fmt::Display for GroupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            GroupError::Stale { group } => write!(f, "page group {group} is stale"),
+            GroupError::Stale { group } => {
+                write!(f, "page group {group} is stale, its last holder has released it")
+            }
             GroupError::WrongPool { group } => {
                 write!(f, "page group {group} belongs to another pool")
             }
@@ -420,6 +422,13 @@ pub enum AttentionError {
         /// Numbers in one query row over all heads.
         row: usize,
         /// Numbers handed in.
+        have: usize,
+    },
+    /// Another number of query rows than the call was said to have.
+    QueryRows {
+        /// Rows that were promised.
+        need: usize,
+        /// Rows that the query's length and the number of heads amount to.
         have: usize,
     },
     /// A query row stands for one of the last cached positions, and there are too few.
@@ -482,8 +491,14 @@ impl fmt::Display for AttentionError {
             AttentionError::QueryLength { row, have } => {
                 write!(f, "query rows are {row} numbers long, {have} is no multiple of that")
             }
+            AttentionError::QueryRows { need, have } => {
+                write!(f, "the query holds {have} rows of that many heads, {need} were promised")
+            }
             AttentionError::TooManyQueryRows { rows, len } => {
-                write!(f, "{rows} query rows stand for the last cached positions, of {len}")
+                write!(
+                    f,
+                    "{rows} query rows, and only {len} positions are cached: append first, then attend"
+                )
             }
             AttentionError::WrongStore { need, have } => {
                 write!(f, "this sequence lives in store {need}, not in store {have}")
@@ -500,7 +515,7 @@ impl fmt::Display for AttentionError {
             AttentionError::PerHeadLength { what, need, have } => {
                 write!(f, "{what} needs one number for each of {need} query heads, got {have}")
             }
-            AttentionError::BadOption { what, have } => write!(f, "{what} cannot be {have}"),
+            AttentionError::BadOption { what, have } => write!(f, "{what} cannot be {have:e}"),
         }
     }
 }

@@ -27,10 +27,16 @@
 //!   that others filled; a block that others hold is copied before it is written.
 //! - [`SharedPagedKv`](cache::SharedPagedKv): a store per layer behind a lock per layer, for
 //!   requests on many threads. A [`PageGroup`] is one block in every layer with
-//!   a count of holders: the unit in which prefixes are shared. Features `std` or `spin`.
+//!   a count of holders: the unit in which prefixes are shared. A
+//!   [`SharedSequence`](cache::SharedSequence) is one request in all layers, and gives its blocks
+//!   back when it is dropped. Features `std` or `spin`.
 //! - To attend: [`causal_gqa_attention`](attention::causal_gqa_attention) and
 //!   [`causal_gqa_attention_paged`](attention::causal_gqa_attention_paged), and their `_into`
-//!   twins with [`AttentionOptions`](attention::AttentionOptions), which allocate nothing.
+//!   twins with [`AttentionOptions`](attention::AttentionOptions), which allocate nothing. Row `i`
+//!   of `n` query rows stands for position `seq_len - n + i`. Keys are stored as they are handed
+//!   in: rotary or other position encodings are applied before.
+//!
+//! A cache (`KvCache`, `PagedKvCache`) is one sequence in one layer.
 //!
 //! # The page
 //!

@@ -193,6 +193,10 @@ fn options_are_checked() {
         assert_eq!(refused(&plain().alibi_slopes(&numbers)), error("alibi_slopes"));
         assert_eq!(refused(&plain().sinks(&numbers)), error("sinks"));
     }
+    // One row of four heads is two rows of two: nobody can tell who has not said how many.
+    let error = AttentionError::QueryRows { need: 2, have: 1 };
+    assert_eq!(refused(&plain().query_rows(2)), Err(error));
+    assert_eq!(refused(&plain().query_rows(1)), Ok(()));
     let bad = |options: &AttentionOptions<'_>, what: &str, have: f32| match refused(options) {
         Err(AttentionError::BadOption { what: said, have: number }) => {
             assert_eq!((said, number.to_bits()), (what, have.to_bits()));

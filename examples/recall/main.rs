@@ -72,6 +72,10 @@ fn run(options: &Options, task: &Task) -> Result<bool, Box<dyn core::error::Erro
     let prefix = &task.list(decoder.config(), 0)[..task.prefix_len()];
     let pool = Pool::open(&decoder, plan, prefix)?;
     let need = pool.need(task.positions());
+    println!(
+        "Each request reads a list of keys and values and is then asked every key. All share one pool,\n\
+         so a lost, stale or foreign row is a wrong answer.\n"
+    );
     describe(&decoder, task, &plan, &pool);
     let counters = Counters::default();
     counters.tokens.store(pool.prefix_len(), Ordering::Relaxed);
@@ -95,9 +99,9 @@ fn run(options: &Options, task: &Task) -> Result<bool, Box<dyn core::error::Erro
     let shared = pool.shared_blocks();
     let lost = pool.close();
     println!(
-        "blocks   in each layer: {shared} shared by all requests, {need} more for each, \
-         {} in the pool, {lost} lost at the end",
-        plan.blocks
+        "blocks   in each layer: {} in the pool, {shared} shared by all requests, {need} more for \
+         each, {} at once; {lost} lost at the end",
+        plan.blocks, options.threads
     );
     println!(
         "speed    {tokens} tokens in {seconds:.2} s, {:.0} a second",

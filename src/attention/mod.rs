@@ -71,8 +71,13 @@ pub fn causal_gqa_attention<E: Element>(
 
 /// [`causal_gqa_attention`] with options, into the caller's memory.
 ///
-/// `output` is anything that [`Output`] can be made from, such as `&mut Vec<f32>`. `scratch` is
-/// at least [`attention_scratch_len`] long; what is in it does not matter.
+/// `output` is anything that [`Output`] can be made from, such as `&mut Vec<f32>` (in a loop,
+/// `&mut *out`), and exactly `[n_q, n_heads, v_width]` long. `scratch` is at least
+/// [`attention_scratch_len`] long; what is in it does not matter.
+///
+/// How many rows `q` holds follows from its length and `n_heads`. An `n_heads` that is wrong and
+/// still divides it is a mistake that nobody can see, unless
+/// [`AttentionOptions::query_rows`] says how many there should be.
 ///
 /// # Errors
 ///
@@ -130,6 +135,36 @@ pub fn causal_gqa_attention_paged<E: Element>(
 
 /// [`causal_gqa_attention_paged`] with options, into the caller's memory; see
 /// [`causal_gqa_attention_into`].
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::attention::{
+///     AttentionOptions, Output, attention_scratch_len, causal_gqa_attention_paged_into,
+/// };
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+/// use paged_kv::GqaShape;
+///
+/// let mut store = PagedKvStore::new(16, 4, 2, 8);
+/// let mut sequence = PagedKvCache::new();
+/// sequence.append(&mut store, &[0.5; 3 * 16], &[2.0; 3 * 16], 3)?;
+///
+/// // Once: four query heads over the store's two, for up to 32 rows a call.
+/// let shape = GqaShape::new(store.shape(), 4)?;
+/// let mut scratch = vec![0.0; attention_scratch_len(&shape, 32)];
+///
+/// // Each call: two query rows, which stand for the last two positions.
+/// let (mut out, mut lse) = (vec![0.0; 2 * shape.out_row_len()], vec![0.0; 2 * 4]);
+/// let options = AttentionOptions::new().window(2).soft_cap(50.0).query_rows(2);
+/// let output = Output::new(&mut out).lse(&mut lse);
+/// let q = vec![0.1; 2 * shape.q_row_len()];
+/// causal_gqa_attention_paged_into(&q, &store, &sequence, 4, &options, output, &mut scratch)?;
+/// assert_eq!(out, [2.0; 2 * 4 * 8]);
+/// # sequence.release(&mut store)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Of the shared layer, hand in `&shared.read(layer)`.
 ///
 /// # Errors
 ///
@@ -194,6 +229,11 @@ fn attend<E: Element>(
     let shape = GqaShape::new(view.layout().shape(), n_heads)?;
     let n_q = query_rows(&shape, q)?;
     let options = options.resolve(&shape)?;
+    if let Some(need) = options.query_rows
+        && need != n_q
+    {
+        return Err(AttentionError::QueryRows { need, have: n_q });
+    }
     check_positions(&options, n_q, view.len())?;
     let need = n_q.saturating_mul(shape.out_row_len());
     if output.out.len() != need {

@@ -43,6 +43,7 @@ pub struct AttentionOptions<'a> {
     sinks: Option<&'a [f32]>,
     causal: bool,
     positions: Option<(usize, usize)>,
+    query_rows: Option<usize>,
     level: Option<Level>,
 }
 
@@ -63,6 +64,7 @@ impl<'a> AttentionOptions<'a> {
             sinks: None,
             causal: true,
             positions: None,
+            query_rows: None,
             level: None,
         }
     }
@@ -120,6 +122,14 @@ impl<'a> AttentionOptions<'a> {
         self
     }
 
+    /// How many query rows the call is meant to have. The doors count them by the query's length and
+    /// the number of heads; with this, a number of heads that is wrong and still divides is an
+    /// error instead of other numbers.
+    pub const fn query_rows(mut self, rows: usize) -> Self {
+        self.query_rows = Some(rows);
+        self
+    }
+
     /// The level to run at; the fastest one of the processor unless set.
     pub const fn level(mut self, level: Level) -> Self {
         self.level = Some(level);
@@ -164,6 +174,7 @@ impl<'a> AttentionOptions<'a> {
             sinks: self.sinks,
             causal: self.causal,
             positions: self.positions.unwrap_or((0, usize::MAX)),
+            query_rows: self.query_rows,
             level: self.level.unwrap_or_else(Level::detect),
         })
     }
@@ -181,6 +192,7 @@ pub(crate) struct Resolved<'a> {
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) causal: bool,
     pub(crate) positions: (usize, usize),
+    pub(crate) query_rows: Option<usize>,
     pub(crate) level: Level,
 }
 

@@ -114,8 +114,8 @@ mod spinning {
 
 /// The right to take blocks of one layer.
 ///
-/// In debug builds with `std` it knows which thread holds it, so that a thread that asks for a
-/// gate it holds already gets a panic that says so instead of waiting for itself.
+/// In debug builds with `std` it knows which thread holds it, so that a thread that would wait for
+/// itself gets a panic that says so.
 pub(crate) struct Gate {
     mutex: Mutex<()>,
     holder: holder::Holder,
@@ -132,10 +132,12 @@ impl Gate {
         Gate { mutex: Mutex::new(()), holder: holder::Holder::new() }
     }
 
+    /// Whether this thread is known to hold the gate, and so the layer's write guard.
+    pub(crate) fn is_mine(&self) -> bool {
+        self.holder.is_this_thread()
+    }
+
     pub(crate) fn lock(&self) -> GateGuard<'_> {
-        if self.holder.is_this_thread() {
-            held_already();
-        }
         let mutex = self.mutex.lock();
         self.holder.set();
         GateGuard { gate: self, _mutex: mutex }
@@ -147,12 +149,6 @@ impl Drop for GateGuard<'_> {
         // Before the mutex is given up, which is when the fields are dropped.
         self.gate.holder.clear();
     }
-}
-
-#[cold]
-#[inline(never)]
-fn held_already() -> ! {
-    panic!("this thread takes blocks under its own write guard of the layer: that waits for ever")
 }
 
 #[cfg(all(feature = "std", debug_assertions))]

@@ -53,9 +53,14 @@ where
     E: Element,
 {
     /// An empty sequence. One allocation; takes no block and no lock.
+    ///
+    /// Its cache in each layer belongs to that layer's store from the start: pushed to another
+    /// layer's, it says [`PagedKvError::WrongStore`].
     pub fn new(shared: P) -> Self {
         let caches = (0..shared.layer_count()).map(|_| PagedKvCache::new()).collect();
-        SharedSequence { shared, caches }
+        let mut sequence = SharedSequence { shared, caches };
+        sequence.bind();
+        sequence
     }
 
     /// The sequence in one layer.
@@ -69,8 +74,6 @@ where
     }
 
     /// The sequence in one layer, to be changed with the store of that layer.
-    ///
-    /// A sequence filled from a store of somebody else's cannot be given back by this.
     ///
     /// # Panics
     ///
@@ -101,7 +104,18 @@ where
         let caches = self.caches.iter_mut().enumerate();
         let results = caches.map(|(layer, cache)| self.shared.release(layer, cache));
         // All of them first, then the first that was refused.
-        results.fold(Ok(()), Result::and)
+        let result = results.fold(Ok(()), Result::and);
+        self.bind();
+        result
+    }
+
+    /// Binds what holds nothing to its layer's store.
+    fn bind(&mut self) {
+        for (layer, cache) in self.caches.iter_mut().enumerate() {
+            if cache.block_table().is_empty() {
+                cache.bind(self.shared.store_id(layer));
+            }
+        }
     }
 }
 

@@ -38,8 +38,14 @@ use crate::storage::sequence::PagedKvCache;
 /// of another or of the same one; it drops the first, or uses `write_all`.
 ///
 /// [`acquire_group`](Self::acquire_group) takes blocks and so waits for writers, never for
-/// readers. Under a write guard of the same thread it would wait for itself; debug builds with
-/// `std` panic instead. Everything that gives back or counts ([`release`](Self::release),
+/// readers. Under a write guard of the same thread it would wait for itself, as `read`, `write` and
+/// `write_all` would; debug builds with `std` panic instead. (A read guard is not remembered:
+/// `write` under one's own read guard waits for ever in every build.)
+///
+/// A guard that is made inside an expression lives to the end of the whole expression: in
+/// `match cache.push(&mut shared.write(0), ..) { .. }` the layer stays locked in every arm. Bind
+/// the result with `let` first; the lint `clippy::significant_drop_in_scrutinee` finds such places.
+/// Everything that gives back or counts ([`release`](Self::release),
 /// [`release_group`](Self::release_group), [`retain_group`](Self::retain_group),
 /// [`free_blocks`](Self::free_blocks), ...) waits for nobody's guard: it is legal under any, and
 /// while unwinding.
@@ -189,6 +195,7 @@ impl<E: Element> SharedPagedKv<E> {
     #[track_caller]
     pub fn read(&self, layer: usize) -> RwLockReadGuard<'_, PagedKvStore<E>> {
         let of = self.layer(layer);
+        of.seat.not_mine("read", layer);
         let guard = RwLockReadGuard::new(of.lock.read());
         if of.seat.is_displaced() {
             drop(guard);
@@ -211,6 +218,7 @@ impl<E: Element> SharedPagedKv<E> {
     #[track_caller]
     pub fn write(&self, layer: usize) -> RwLockWriteGuard<'_, PagedKvStore<E>> {
         let of = self.layer(layer);
+        of.seat.not_mine("write", layer);
         let mut guard = of.write();
         guard.set_gate(of.seat.gate.lock());
         if of.seat.is_displaced() {
@@ -222,6 +230,10 @@ impl<E: Element> SharedPagedKv<E> {
 
     /// Every layer at once, in ascending order, so that a multi-layer append is atomic against
     /// other requests.
+    ///
+    /// A decoder cannot push every layer at once (layer 1's keys need layer 0's attention); what it
+    /// does under these guards is to [`reserve`](PagedKvCache::reserve) room in every layer before a
+    /// step, after which no push of the step can run out.
     ///
     /// This is what makes "all layers advance or none do" hold under concurrency: checking free
     /// space and then appending are separate steps, and without guards that span both another
@@ -241,6 +253,7 @@ impl<E: Element> SharedPagedKv<E> {
     /// One allocation.
     #[track_caller]
     pub fn write_all(&self) -> Vec<RwLockWriteGuard<'_, PagedKvStore<E>>> {
+        self.none_mine("write_all");
         let mut guards: Vec<_> = self.layers.iter().map(Layer::write).collect();
         // Every lock is held before the first gate is asked for: a gate held while waiting for
         // some layer's readers would make `acquire_group` wait for them too.
@@ -302,6 +315,7 @@ impl<E: Element> SharedPagedKv<E> {
     ///
     /// One allocation, and the group table may grow.
     #[must_use = "dropping the handle does not release the group"]
+    #[track_caller]
     pub fn acquire_group(&self) -> Option<PageGroup> {
         // Asked before the gates as well, so that polling an exhausted pool never stands in a
         // push's way: neither std's mutex nor a spinning one lets those who wait go first. With
@@ -309,6 +323,7 @@ impl<E: Element> SharedPagedKv<E> {
         if self.free_groups() == 0 {
             return None;
         }
+        self.none_mine("acquire_group");
         let _gates: Vec<GateGuard<'_>> =
             self.layers.iter().map(|layer| layer.seat.gate.lock()).collect();
         // What is free now stays free: this thread is the one taker of every layer.
@@ -323,10 +338,11 @@ impl<E: Element> SharedPagedKv<E> {
 
     /// One more holder of `group`.
     ///
-    /// Called when a second sequence adopts a cached prefix. Without it, the first sequence to
-    /// finish frees pages the second still attends over, which shows up as another conversation's
-    /// tokens rather than as a crash. While a group has several holders, nobody writes into its
-    /// blocks.
+    /// For whoever keeps the handle: a prefix index, or a second sequence between finding a cached
+    /// prefix and adopting it. Without it, the first holder to finish frees pages the second is
+    /// about to attend over, which shows up as another conversation's tokens rather than as a
+    /// crash. A sequence that has adopted the blocks holds them by itself, past the group's last
+    /// release. While a group has several holders, nobody writes into its blocks.
     ///
     /// # Panics
     ///
@@ -431,6 +447,18 @@ impl<E: Element> SharedPagedKv<E> {
         free.min().unwrap_or(0)
     }
 
+    #[track_caller]
+    fn none_mine(&self, call: &str) {
+        for (index, layer) in self.layers.iter().enumerate() {
+            layer.seat.not_mine(call, index);
+        }
+    }
+
+    /// The store that a layer began with.
+    pub(super) fn store_id(&self, layer: usize) -> StoreId {
+        self.layers[layer].seat.store
+    }
+
     fn mark_shared(&self, blocks: &[BlockId], shared: bool) {
         for (layer, &block) in self.layers.iter().zip(blocks) {
             layer.seat.blocks.mark_group_shared(block, shared);
@@ -453,6 +481,14 @@ impl<E: Element> Layer<E> {
 }
 
 impl Seat {
+    /// Stops a call that would wait for a write guard of its own thread, where that is known.
+    #[track_caller]
+    fn not_mine(&self, call: &str, layer: usize) {
+        if self.gate.is_mine() {
+            waits_for_itself(call, layer);
+        }
+    }
+
     fn is_displaced(&self) -> bool {
         self.displaced.load(Ordering::Acquire)
     }
@@ -478,6 +514,13 @@ impl<E: Element> fmt::Debug for SharedPagedKv<E> {
 #[track_caller]
 fn no_layer(layer: usize, layers: usize) -> ! {
     panic!("layer {layer} is out of range, there are {layers}")
+}
+
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn waits_for_itself(call: &str, layer: usize) -> ! {
+    panic!("`{call}` under this thread's own write guard of layer {layer} would wait for ever")
 }
 
 #[cold]

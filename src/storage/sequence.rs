@@ -181,12 +181,16 @@ impl PagedKvCache {
     /// Makes this empty sequence the holder of blocks that others filled: the first `len`
     /// positions are theirs.
     ///
-    /// This is the door for the blocks of a page group or of a cached prefix. Blocks that come with
-    /// rows stay as they are while anybody else holds them; blocks past `len` are room to grow
-    /// into. Ids do not expire as handles do: between reading them and this call, the caller holds
-    /// the group, or a table that names them, or they may be somebody else's by then. Each block
-    /// gets one more holder, and keeps it past the group's last release; [`release`](Self::release) drops
-    /// exactly these counts. More blocks than `len` needs are room to grow into. All or nothing.
+    /// This is the door for the blocks of a page group or of a cached prefix. Each block gets one
+    /// more holder, and keeps it past the group's last release; [`release`](Self::release) drops
+    /// exactly these counts. Blocks that come with rows stay as they are while anybody else holds
+    /// them (a prefix that ends inside a block costs one more: its first write copies it); blocks
+    /// past `len` are room to grow into. All or nothing.
+    ///
+    /// The layer and `len` are taken on trust: an id read from another layer, or more positions
+    /// than were written, is whatever rows lie there. Ids do not expire as handles do: between
+    /// reading them and this call the caller holds the group, or a table that names them, or they
+    /// may be somebody else's by then.
     ///
     /// # Errors
     ///
@@ -311,6 +315,16 @@ impl PagedKvCache {
         self.filled = 0;
         self.store = None;
         Ok(())
+    }
+
+    /// Binds this sequence, which holds nothing, to a store before its first push.
+    #[cfg_attr(
+        not(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr")),
+        allow(dead_code, reason = "only the shared layer knows the store ahead")
+    )]
+    pub(crate) fn bind(&mut self, store: StoreId) {
+        debug_assert!(self.table.is_empty(), "what holds blocks is bound already");
+        self.store = Some(store);
     }
 
     /// As [`release`](Self::release), with the free list alone: needs no `&mut` of the store and

@@ -192,7 +192,7 @@ fn a_stale_handle_names_nothing_and_frees_nothing() {
     assert!(shared.release_group(stale));
     // The slot and the blocks have a new owner, and the old handle must not reach either.
     let owner = shared.acquire_group().unwrap();
-    let text = format!("page group {stale} is stale");
+    let text = format!("page group {stale} is stale, its last holder has released it");
     assert_eq!(shared.group_refs(stale), 0);
     assert_eq!(shared.try_retain(stale), Err(GroupError::Stale { group: stale }));
     assert_eq!(shared.try_release(stale), Err(GroupError::Stale { group: stale }));

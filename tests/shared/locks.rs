@@ -357,7 +357,17 @@ fn taking_a_group_under_ones_own_write_guard_panics_and_leaves_nothing_locked() 
         let shared = small(2, 4);
         let guard = shared.write(1);
         let text = panic_text(|| assert_eq!(shared.acquire_group(), None));
-        assert!(text.contains("under its own write guard"), "{text}");
+        assert!(text.contains("`acquire_group` under"), "{text}");
+        assert!(text.contains("own write guard of layer 1"), "{text}");
+        // The same for a second guard of the layer, which a `match` head keeps alive by accident.
+        for (call, text) in [
+            ("`read`", panic_text(|| drop(shared.read(1)))),
+            ("`write`", panic_text(|| drop(shared.write(1)))),
+            ("`write_all`", panic_text(|| drop(shared.write_all()))),
+        ] {
+            assert!(text.starts_with(call), "{text}");
+        }
+        drop(shared.read(0));
         drop(guard);
         assert_eq!(shared.free_groups(), 4);
         let group = shared.acquire_group().unwrap();

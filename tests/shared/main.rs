@@ -134,6 +134,21 @@ fn a_sequence_of_another_store_is_refused_and_nothing_is_lost() {
 }
 
 #[test]
+fn a_shared_sequence_takes_each_layer_from_its_own_store_alone() {
+    let shared = small(2, 2);
+    let mut sequence = SharedSequence::new(&shared);
+    for _ in 0..2 {
+        let (need, have) = (shared.read(0).id(), shared.read(1).id());
+        let refused = sequence.cache_mut(0).push(&mut shared.write(1), &[1.0], &[1.0]);
+        assert_eq!(refused, Err(PagedKvError::WrongStore { need, have }));
+        push(&shared, 0, sequence.cache_mut(0), 1.0);
+        // Given back, it is empty and still belongs to its layers.
+        assert_eq!(sequence.release(), Ok(()));
+        assert_eq!(shared.free_groups(), 2);
+    }
+}
+
+#[test]
 fn what_was_given_back_without_the_store_is_poisoned_when_it_is_taken() {
     let shared = small(1, 1);
     shared.write(0).poison_free();
