@@ -198,7 +198,7 @@ mod tests {
         check(Function::Tanh, 1009);
     }
 
-    /// All 2^32 numbers. Minutes; `.ci/nightly` and a change to this file run it.
+    /// All 2^32 numbers: seven minutes, whenever this file changes.
     #[test]
     #[ignore = "all 2^32 inputs at every level take minutes; the tests above take every 1009th"]
     fn both_over_every_float_there_is() {
