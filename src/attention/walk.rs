@@ -111,7 +111,7 @@ struct Regions<'a> {
 }
 
 impl<'a> Regions<'a> {
-    /// Cuts and clears. What the scratch held before is never read.
+    /// Cuts, and clears what has to be: nothing that the scratch held before shows in a result.
     fn new(scratch: &'a mut [f32], rows: usize, k_width: usize, stride: usize) -> Self {
         let line = scratch.as_ptr().align_offset(LANES * size_of::<f32>()).min(LANES);
         let (_, rest) = cut::split(scratch, line);
@@ -124,21 +124,21 @@ impl<'a> Regions<'a> {
         let (q, _) = cut::split(rest, rows * k_width);
         let mut regions =
             Regions { scores: scores.as_chunks_mut().0, total, total_out, part, part_out, q };
-        regions.clear();
+        for state in regions.total.as_chunks_mut().0 {
+            write_head(state, Head::EMPTY);
+        }
+        regions.open_split();
         regions
     }
 
-    fn clear(&mut self) {
-        self.total_out.fill(0.0);
-        self.part_out.fill(0.0);
-        for states in [&mut *self.total, &mut *self.part] {
-            for state in states.as_chunks_mut().0 {
-                write_head(state, Head::EMPTY);
-            }
+    /// Empties the split at hand. Its outputs are multiplied before anything is added, and zero
+    /// times what a scratch may hold is not zero; those of the totals are copied over first, and
+    /// scores are written, or masked, before they count.
+    fn open_split(&mut self) {
+        for state in self.part.as_chunks_mut().0 {
+            write_head(state, Head::EMPTY);
         }
-        // Scores of positions that nobody computes are masked before they are used, but they
-        // pass through comparisons on their way.
-        self.scores.as_flattened_mut().fill(0.0);
+        self.part_out.fill(0.0);
     }
 }
 
@@ -219,6 +219,9 @@ impl<'a, E: Element> Item<'_, 'a, E> {
             start += TILE;
             if start.is_multiple_of(SPLIT) || start >= end {
                 self.close_split(s);
+                if start < end {
+                    self.regions.open_split();
+                }
             }
         }
         self.answer(s, output);
@@ -227,6 +230,13 @@ impl<'a, E: Element> Item<'_, 'a, E> {
     /// Rows of one KV head in this item; row `r` is query `r / group` of head `r % group`.
     fn rows(&self) -> usize {
         self.positions * self.shape.group()
+    }
+
+    /// The query row and the query head that a row of the item's `head`-th KV head stands for.
+    #[inline(always)]
+    fn line(&self, head: usize, row: usize) -> (usize, usize) {
+        let group = self.shape.group();
+        (self.query + row / group, (self.head + head) * group + row % group)
     }
 
     /// The positions that a query row sees, before the item's tiles are laid over them.
@@ -243,13 +253,13 @@ impl<'a, E: Element> Item<'_, 'a, E> {
     /// Copies the item's query rows, scaled, head by head.
     #[inline(always)]
     fn load_queries(&mut self, q: &[f32]) {
-        let (width, group) = (self.shape.kv().k_width(), self.shape.group());
+        let width = self.shape.kv().k_width();
         let rows = self.rows();
-        for (index, to) in self.regions.q.chunks_exact_mut(width).enumerate() {
-            let (head, row) = (index / rows, index % rows);
-            let query = self.query + row / group;
-            let place = query * self.shape.n_heads() + (self.head + head) * group + row % group;
+        for index in 0..self.heads * rows {
+            let (query, query_head) = self.line(index / rows, index % rows);
+            let place = query * self.shape.n_heads() + query_head;
             let from = cut::part(q, place * width, width);
+            let to = cut::part_mut(self.regions.q, index * width, width);
             for (scaled, number) in to.iter_mut().zip(from) {
                 *scaled = *number * self.options.query_scale;
             }
@@ -319,9 +329,8 @@ impl<'a, E: Element> Item<'_, 'a, E> {
     }
 
     fn rule(&self, head: usize, row: usize, start: usize) -> Rule {
-        let group = self.shape.group();
-        let query_head = (self.head + head) * group + row % group;
-        let position = self.base + (self.query + row / group).cast_signed();
+        let (query, query_head) = self.line(head, row);
+        let position = self.base + query.cast_signed();
         Rule {
             cap: self.options.cap,
             slope: self
@@ -405,35 +414,32 @@ impl<'a, E: Element> Item<'_, 'a, E> {
         }
     }
 
-    /// Merges the split at hand into the totals and begins a new one.
+    /// Merges the split at hand into the totals.
     #[inline(always)]
     fn close_split<S: Simd>(&mut self, s: S) {
         let regions = &mut self.regions;
         let totals = regions.total.as_chunks_mut().0.iter_mut();
-        let parts = regions.part.as_chunks_mut().0.iter_mut();
+        let parts = regions.part.as_chunks().0.iter();
         let totals = totals.zip(regions.total_out.chunks_exact_mut(self.stride));
-        let parts = parts.zip(regions.part_out.chunks_exact_mut(self.stride));
+        let parts = parts.zip(regions.part_out.chunks_exact(self.stride));
         for ((total, total_out), (part, part_out)) in totals.zip(parts) {
             let mut head = read_head(total);
             merge(s, &mut head, total_out, read_head(part), part_out);
             write_head(total, head);
-            write_head(part, Head::EMPTY);
-            part_out.fill(0.0);
         }
     }
 
     /// Divides, adds sinks, and writes the item's rows to the output.
     #[inline(always)]
     fn answer<S: Simd>(&mut self, s: S, output: &mut Output<'_>) {
-        let (width, group) = (self.shape.kv().v_width(), self.shape.group());
+        let width = self.shape.kv().v_width();
         let rows = self.rows();
         let totals = self.regions.total.as_chunks().0.iter();
         for (index, (total, out)) in
             totals.zip(self.regions.total_out.chunks_exact(self.stride)).enumerate()
         {
-            let (head, row) = (index / rows, index % rows);
-            let query_head = (self.head + head) * group + row % group;
-            let place = (self.query + row / group) * self.shape.n_heads() + query_head;
+            let (query, query_head) = self.line(index / rows, index % rows);
+            let place = query * self.shape.n_heads() + query_head;
             let sink = self.options.sinks.map(|sinks| *cut::one(sinks, query_head));
             let answer = cut::part_mut(output.out, place * width, width);
             let sum = finish(s, read_head(total), out, sink, answer);
