@@ -347,7 +347,7 @@ impl<E: Element> KvCache<E> {
         out: &mut [f32],
     ) -> Result<(), KvCacheError> {
         let page = self.find(pos, kv_head)?;
-        check_out(Side::Key, self.shape().k_width(), out.len())?;
+        rows::check_out(Side::Key, self.shape().k_width(), out)?;
         self.layout.read_k(page.numbers(), kv_head, pos % self.shape().block_size(), out);
         Ok(())
     }
@@ -364,7 +364,7 @@ impl<E: Element> KvCache<E> {
         out: &mut [f32],
     ) -> Result<(), KvCacheError> {
         let page = self.find(pos, kv_head)?;
-        check_out(Side::Value, self.shape().v_width(), out.len())?;
+        rows::check_out(Side::Value, self.shape().v_width(), out)?;
         self.layout.read_v(page.numbers(), kv_head, pos % self.shape().block_size(), out);
         Ok(())
     }
@@ -375,13 +375,7 @@ impl<E: Element> KvCache<E> {
     }
 
     fn find(&self, position: usize, head: usize) -> Result<&Memory, KvCacheError> {
-        if position >= self.len {
-            return Err(KvCacheError::PositionOutOfRange { position, len: self.len });
-        }
-        let n_kv_heads = self.shape().n_kv_heads();
-        if head >= n_kv_heads {
-            return Err(KvCacheError::HeadOutOfRange { head, n_kv_heads });
-        }
+        rows::check_place(self.shape(), self.len, position, head)?;
         Ok(&self.pages[position / self.shape().block_size()])
     }
 
@@ -490,10 +484,6 @@ impl Drop for Lease {
 /// reads fastest, and a smaller multiple of 16 gives the same bits and wastes less.
 fn page_size(positions: usize) -> usize {
     if positions >= PANEL { PANEL } else { positions.next_multiple_of(16).max(16) }
-}
-
-fn check_out(side: Side, need: usize, have: usize) -> Result<(), KvCacheError> {
-    if need == have { Ok(()) } else { Err(KvCacheError::RowLength { side, need, have }) }
 }
 
 #[cold]

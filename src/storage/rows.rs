@@ -46,6 +46,55 @@ fn check_side(side: Side, n: usize, row_len: usize, have: usize) -> Result<(), W
     if need == have { Ok(()) } else { Err(WrongRows { side, need, have }) }
 }
 
+/// Checks that `out` is as long as one row of one head.
+#[inline]
+pub(crate) fn check_out(side: Side, width: usize, out: &[f32]) -> Result<(), WrongRows> {
+    check_side(side, 1, width, out.len())
+}
+
+/// A row that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRow {
+    Position { position: usize, len: usize },
+    Head { head: usize, n_kv_heads: usize },
+}
+
+/// Checks that a sequence of `len` positions has this one, and its shape this KV head.
+#[inline]
+pub(crate) fn check_place(
+    shape: KvShape,
+    len: usize,
+    position: usize,
+    head: usize,
+) -> Result<(), NoRow> {
+    let n_kv_heads = shape.n_kv_heads();
+    if position >= len {
+        Err(NoRow::Position { position, len })
+    } else if head >= n_kv_heads {
+        Err(NoRow::Head { head, n_kv_heads })
+    } else {
+        Ok(())
+    }
+}
+
+impl From<NoRow> for PagedKvError {
+    fn from(none: NoRow) -> Self {
+        match none {
+            NoRow::Position { position, len } => PagedKvError::PositionOutOfRange { position, len },
+            NoRow::Head { head, n_kv_heads } => PagedKvError::HeadOutOfRange { head, n_kv_heads },
+        }
+    }
+}
+
+impl From<NoRow> for KvCacheError {
+    fn from(none: NoRow) -> Self {
+        match none {
+            NoRow::Position { position, len } => KvCacheError::PositionOutOfRange { position, len },
+            NoRow::Head { head, n_kv_heads } => KvCacheError::HeadOutOfRange { head, n_kv_heads },
+        }
+    }
+}
+
 impl WrongRows {
     /// For the doors whose signature has no room for this mistake of the caller's.
     #[cold]

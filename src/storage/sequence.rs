@@ -364,7 +364,8 @@ impl PagedKvCache {
         &self.table
     }
 
-    /// The store that filled this sequence, or `None` while it has never held a block.
+    /// The store that this sequence belongs to: the one that filled it, or, in a shared sequence,
+    /// its layer's from the start. `None` while any store will do.
     pub fn store_id(&self) -> Option<StoreId> {
         self.store
     }
@@ -386,7 +387,7 @@ impl PagedKvCache {
         out: &mut [f32],
     ) -> Result<(), PagedKvError> {
         let block = self.find(store, pos, kv_head)?;
-        check_out(Side::Key, store.shape().k_width(), out.len())?;
+        rows::check_out(Side::Key, store.shape().k_width(), out)?;
         store.read_k(block, kv_head, pos % store.block_size(), out);
         Ok(())
     }
@@ -404,7 +405,7 @@ impl PagedKvCache {
         out: &mut [f32],
     ) -> Result<(), PagedKvError> {
         let block = self.find(store, pos, kv_head)?;
-        check_out(Side::Value, store.shape().v_width(), out.len())?;
+        rows::check_out(Side::Value, store.shape().v_width(), out)?;
         store.read_v(block, kv_head, pos % store.block_size(), out);
         Ok(())
     }
@@ -432,13 +433,7 @@ impl PagedKvCache {
         head: usize,
     ) -> Result<BlockId, PagedKvError> {
         self.check_store(store.id())?;
-        if position >= self.len {
-            return Err(PagedKvError::PositionOutOfRange { position, len: self.len });
-        }
-        let n_kv_heads = store.shape().n_kv_heads();
-        if head >= n_kv_heads {
-            return Err(PagedKvError::HeadOutOfRange { head, n_kv_heads });
-        }
+        rows::check_place(store.shape(), self.len, position, head)?;
         Ok(self.table[position / store.block_size()])
     }
 
@@ -547,10 +542,6 @@ fn hold_all(counts: &Blocks, blocks: &[BlockId]) -> Result<(), PagedKvError> {
         }
     }
     Ok(())
-}
-
-fn check_out(side: Side, need: usize, have: usize) -> Result<(), PagedKvError> {
-    if need == have { Ok(()) } else { Err(PagedKvError::RowLength { side, need, have }) }
 }
 
 #[cfg(test)]
