@@ -11,8 +11,9 @@
 
 mod options;
 mod output;
+mod run;
 mod state;
-mod walk;
+mod task;
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -21,9 +22,10 @@ pub use options::AttentionOptions;
 use options::Resolved;
 pub use output::Output;
 pub use state::AttentionState;
-pub(crate) use walk::Job;
-pub use walk::attention_scratch_len;
-use walk::scratch_needed;
+pub(crate) use run::Job;
+use run::Finish;
+pub use task::attention_scratch_len;
+use task::{Item, ItemSize, Member, Task, scratch_needed};
 
 use crate::element::Element;
 use crate::error::AttentionError;
@@ -248,7 +250,32 @@ fn attend<E: Element>(
     if scratch.len() < need {
         return Err(AttentionError::ScratchLength { need, have: scratch.len() });
     }
-    let level = options.level;
-    E::attend(level, &mut Job { shape, view, options, q, n_q, output, scratch });
+    let task = Task { shape, options, q, member: Member { view, first: 0, n_q } };
+    every_item(&task, n_q, output, scratch);
     Ok(())
+}
+
+/// Cuts a call of one sequence into items and does one after the other.
+fn every_item<E: Element>(
+    task: &Task<'_, E>,
+    n_q: usize,
+    mut output: Output<'_>,
+    scratch: &mut [f32],
+) {
+    let size = ItemSize::new(&task.shape, n_q);
+    let (n_kv_heads, len) = (task.shape.kv().n_kv_heads(), task.member(0).view.len());
+    for head in (0..n_kv_heads).step_by(size.heads) {
+        for row in (0..n_q).step_by(size.rows) {
+            let item = Item {
+                sequences: 0..1,
+                heads: head..head + size.heads,
+                rows: row..n_q.min(row + size.rows),
+                positions: 0..len,
+                joint: 0,
+            };
+            E::attend(task.options.level, &mut Job { task, item: &item, scratch });
+            let output = &mut output;
+            task.options.level.run(Finish { task, item: &item, scratch, output });
+        }
+    }
 }

@@ -129,12 +129,13 @@ impl<'a> AttentionState<'a> {
     /// If the answer is not as long as the output row.
     pub fn finish(&self, sink: Option<f32>, answer: &mut [f32]) -> f32 {
         self.check(answer.len());
-        self.level.run(Finish { head: self.head, out: self.out, sink, answer })
+        self.level.run(Finish { head: self.head, out: self.out, sink, answer });
+        self.lse()
     }
 
     /// The log-sum-exp so far, a natural logarithm; -inf for the empty state.
     pub fn lse(&self) -> f32 {
-        if self.is_empty() { f32::NEG_INFINITY } else { log_sum_exp(self.head) }
+        log_sum_exp(self.head)
     }
 
     #[track_caller]
@@ -176,10 +177,10 @@ struct Finish<'m> {
 }
 
 impl Kernel for Finish<'_> {
-    type Output = f32;
+    type Output = ();
 
     #[inline(always)]
-    fn call<S: Simd>(self, s: S) -> f32 {
-        finish(s, self.head, self.out, self.sink, self.answer)
+    fn call<S: Simd>(self, s: S) {
+        finish(s, self.head, self.out, self.sink, self.answer);
     }
 }

@@ -1,41 +1,55 @@
 //! `f32`, stored as it is.
 
-use super::Element;
 use super::tile::Layout;
+use super::{Element, Format};
 use crate::attention::Job;
-use crate::simd::{Level, Simd};
+use crate::simd::{LANES, Level, MOST_ROWS, Simd};
+
+/// A cell is a number.
+#[derive(Clone, Copy, Debug)]
+pub struct Single;
+
+impl Format for Single {
+    type Cell = f32;
+    type Raw<S: Simd> = S::F32;
+
+    const NUMBERS: usize = 1;
+    const ROWS: usize = MOST_ROWS;
+
+    #[inline(always)]
+    fn load<S: Simd>(s: S, cells: &[f32; LANES]) -> S::F32 {
+        s.load(cells)
+    }
+
+    #[inline(always)]
+    fn number<S: Simd>(_: S, raw: S::F32, _: usize) -> S::F32 {
+        raw
+    }
+
+    #[inline(always)]
+    fn set(cell: &mut f32, _: usize, number: f32) {
+        *cell = number;
+    }
+
+    #[inline(always)]
+    fn get(cell: f32, _: usize) -> f32 {
+        cell
+    }
+}
 
 impl Element for f32 {
-    type Stored = f32;
+    type K = Single;
+    type V = Single;
 
     const NAME: &'static str = "f32";
-    const POISON: f32 = f32::NAN;
-
-    #[inline(always)]
-    fn encode(number: f32) -> f32 {
-        number
-    }
-
-    #[inline(always)]
-    fn decode(stored: f32) -> f32 {
-        stored
-    }
-
-    #[inline(always)]
-    fn load<S: Simd>(s: S, cells: &[f32]) -> S::F32 {
-        match cells.first_chunk() {
-            Some(full) => s.load(full),
-            None => s.load_partial(cells),
-        }
-    }
 
     #[inline(never)]
-    fn write(layout: &Layout<f32>, block: &mut [f32], first: usize, k: &[f32], v: &[f32]) {
+    fn write(layout: &Layout<f32>, block: &mut [u64], first: usize, k: &[f32], v: &[f32]) {
         layout.write(block, first, k, v);
     }
 
     #[inline(never)]
-    fn attend(level: Level, job: &mut Job<'_, f32>) {
-        level.run(job.kernel());
+    fn attend(level: Level, job: &mut Job<'_, '_, f32>) {
+        level.plain().run(job.kernel());
     }
 }

@@ -1,23 +1,45 @@
 //! What a stored number is, and where it stands in a page.
 //!
 //! This room knows two things. [`tile`] draws the page: which of a block's bytes belong to which
-//! position, KV head and column. The [`Element`] trait says what one stored number is; there is
-//! one file for each type ([`float`] holds `f32`). The room refuses to know about block tables,
-//! free lists and locks (`storage`), and about softmax (`kernel`).
+//! position, KV head and column. A [`Format`] says how numbers are packed into *cells*, and the
+//! [`Element`] trait which formats and scales a stored type has; there is one file for each type
+//! ([`float`] holds `f32`). The room refuses to know about block tables, free lists and locks
+//! (`storage`), and about softmax (`kernel`).
+//!
+//! # Cells
+//!
+//! A cell is what a lane of a vector reads at once: one `f32`, or two neighbouring bf16, or four
+//! bytes. The numbers of a cell are neighbours along the *chain* of a product (the width of a key,
+//! the positions of a value), never along the lanes, so that one load of sixteen cells feeds that
+//! many steps of the chain. How cells are packed belongs to the type and not to the level: any
+//! level reads any store.
+//!
+//! # Scales
+//!
+//! Integers come with scales: one `f32` for each row and each group of [`Element::META_GROUP`]
+//! numbers of it. The numbers in the cells are multiplied as they are; a key's scale is applied to
+//! the score it produced, a value's to the weight that it is multiplied by, in both cases once for
+//! sixteen positions at a time. Whether a tile is read in place or unpacked first, the arithmetic is
+//! the same, and so are the bits.
 //!
 //! # Adding a type
 //!
-//! One file here: the stored form, its conversion to and from `f32`, and the entry methods that
-//! compile the kernels for it. The entry methods are not generic on purpose: what is generic is
-//! compiled in the crate that uses it, with *that* crate's optimisation level, and an inference
-//! engine's debug build would then run attention a hundred times slower. They are the one place
-//! where this room looks at a room behind it (`attention::Job`).
+//! One file here: the formats, the scales, and the entry methods that compile the kernels for it.
+//! The entry methods are not generic on purpose: what is generic is compiled in the crate that uses
+//! it, with *that* crate's optimisation level, and an inference engine's debug build would then run
+//! attention a hundred times slower. They are the one place where this room looks at a room behind
+//! it (`attention::Job`).
 
 pub(crate) mod float;
 pub(crate) mod tile;
 
+use core::fmt::Debug;
+
+use bytemuck::Pod;
+
 use crate::attention::Job;
-use crate::simd::{Level, Simd};
+use crate::simd::product::Step;
+use crate::simd::{LANES, Level, Simd};
 use tile::Layout;
 
 mod sealed {
@@ -25,37 +47,112 @@ mod sealed {
     impl Sealed for f32 {}
 }
 
+/// How numbers are packed into cells.
+pub trait Format: Copy + Debug + Send + Sync + 'static {
+    /// What stands in memory.
+    type Cell: Pod;
+
+    /// Sixteen cells in registers.
+    type Raw<S: Simd>: Copy;
+
+    /// Numbers in a cell: 1, 2 or 4.
+    const NUMBERS: usize;
+
+    /// The most rows for which cells are read in place; with more, tiles are unpacked to `f32` first
+    /// and read once for all of them.
+    const ROWS: usize;
+
+    /// Reads sixteen neighbouring cells.
+    fn load<S: Simd>(s: S, cells: &[Self::Cell; LANES]) -> Self::Raw<S>;
+
+    /// Number `index` of each cell.
+    fn number<S: Simd>(s: S, raw: Self::Raw<S>, index: usize) -> S::F32;
+
+    /// Puts a number, divided by its scale, in place `index` of a cell.
+    fn set(cell: &mut Self::Cell, index: usize, number: f32);
+
+    /// Number `index` of a cell, its scale left out.
+    fn get(cell: Self::Cell, index: usize) -> f32;
+}
+
 /// A type that keys and values can be stored as. Sealed: the implementors are this crate's.
-pub trait Element: sealed::Sealed + Copy + core::fmt::Debug + Send + Sync + 'static {
-    /// One number as it lies in memory.
+pub trait Element: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
+    /// How keys are packed, along the width.
     #[doc(hidden)]
-    type Stored: bytemuck::Pod + PartialEq + core::fmt::Debug + Send + Sync;
+    type K: Format;
+
+    /// How values are packed, along the positions.
+    #[doc(hidden)]
+    type V: Format;
 
     /// The name used in reports: `f32`.
     const NAME: &'static str;
 
-    /// What freed and unwritten memory is filled with when a test asks for poison: never a number.
+    /// Neighbouring numbers of a row that share a scale; 0 where there are no scales.
     #[doc(hidden)]
-    const POISON: Self::Stored;
+    const META_GROUP: usize = 0;
 
-    /// Stores a number.
+    /// The scale of a group: what its numbers are divided by before they are stored.
     #[doc(hidden)]
-    fn encode(number: f32) -> Self::Stored;
-
-    /// Reads a stored number.
-    #[doc(hidden)]
-    fn decode(stored: Self::Stored) -> f32;
-
-    /// Reads up to sixteen neighbouring numbers as a vector, zeros behind them.
-    #[doc(hidden)]
-    fn load<S: Simd>(s: S, cells: &[Self::Stored]) -> S::F32;
+    fn scale(group: &[f32]) -> f32 {
+        let _ = group;
+        1.0
+    }
 
     /// Writes rows `[n][n_kv_heads][k_width]` and `[n][n_kv_heads][v_width]` to the positions
     /// `first ..` of a block.
     #[doc(hidden)]
-    fn write(layout: &Layout<Self>, block: &mut [Self::Stored], first: usize, k: &[f32], v: &[f32]);
+    fn write(layout: &Layout<Self>, block: &mut [u64], first: usize, k: &[f32], v: &[f32]);
 
     /// Runs attention over pages of this type at `level`.
     #[doc(hidden)]
-    fn attend(level: Level, job: &mut Job<'_, Self>);
+    fn attend(level: Level, job: &mut Job<'_, '_, Self>);
+}
+
+/// Plain arithmetic: every stored number becomes an `f32` and meets a factor of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Widen<F>(core::marker::PhantomData<F>);
+
+impl<F: Format> Step for Widen<F> {
+    type Cell = F::Cell;
+    type Factor = f32;
+    type Sum<S: Simd> = S::F32;
+
+    const NUMBERS: usize = F::NUMBERS;
+    const FACTORS: usize = F::NUMBERS;
+    const ROWS: usize = F::ROWS;
+
+    #[inline(always)]
+    fn zero<S: Simd>(s: S) -> S::F32 {
+        s.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const MR: usize, const NV: usize>(
+        s: S,
+        sums: &mut [[S::F32; NV]; MR],
+        cells: [&[F::Cell; LANES]; NV],
+        (from, to): (usize, usize),
+        factor: impl Fn(usize, usize) -> f32,
+    ) {
+        let mut raw = [F::load(s, cells[0]); NV];
+        for (raw, cells) in raw.iter_mut().zip(cells) {
+            *raw = F::load(s, cells);
+        }
+        for index in 0..F::NUMBERS {
+            if index < from || index >= to {
+                continue;
+            }
+            let mut vectors = [s.splat(0.0); NV];
+            for (vector, raw) in vectors.iter_mut().zip(raw) {
+                *vector = F::number(s, raw, index);
+            }
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let number = s.splat(factor(row, index));
+                for (sum, vector) in sums.iter_mut().zip(vectors) {
+                    *sum = s.mul_add(number, vector, *sum);
+                }
+            }
+        }
+    }
 }

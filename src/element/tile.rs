@@ -2,13 +2,17 @@
 //!
 //! ```text
 //! block     | tile of head 0 | tile of head 1 | ...          each tile starts on a 64-byte line
-//! tile      | K panel 0 | K panel 1 | ... | V panel 0 | V panel 1 | ...
+//! tile      | K panel 0 | K panel 1 | ... | V panel 0 | V panel 1 | ... | scales |
 //!
-//! K panel p    k_width rows of w columns; a column is a position, 64 p ..= 64 p + w - 1,
-//!              w = min(64, what is left of the block): keys are stored transposed
-//! V panel q    block_size rows of w columns; a row is a position, columns 64 q ..= 64 q + w - 1
-//!              of the value row, w = min(64, what is left of the width)
+//! K panel p    one row of w cells for each N numbers of the width; a column is a position,
+//!              64 p ..= 64 p + w - 1, w = min(64, what is left of the block): keys are transposed
+//! V panel q    one row of w cells for each N positions; a column is a column of the value row,
+//!              64 q ..= 64 q + w - 1, w = min(64, what is left of the width)
+//! scales       on a line of their own: for each group of the key's width, then of the value's,
+//!              one f32 a position
 //! ```
+//!
+//! N is the number of numbers in a cell (`Format::NUMBERS`), 1 for `f32`.
 //!
 //! Why this shape. With keys transposed a vector register holds sixteen *positions*, so a dot
 //! product is one chain of multiply-adds over the width and nothing is ever summed across lanes.
@@ -18,13 +22,15 @@
 //! 2.3 to 3 times faster on cold memory, and within 10 % of the read limit in the best cases;
 //! appending a token pays for it with `k_width` scattered stores.
 //!
-//! Nothing is padded inside a tile: its numbers are `block_size x (k_width + v_width)`, for any
-//! width and any block size. Only the tile's end is rounded up to a line, which changes nothing
-//! where the block size is a multiple of 16.
+//! Nothing is padded inside a panel, for any width and any block size. Only where a width or a
+//! block size is no multiple of N does a last row hold cells that are partly used, and the tile's
+//! end, and the end of its numbers where scales follow, are rounded up to a line.
 
 use core::marker::PhantomData;
 
-use super::Element;
+use bytemuck::{must_cast_slice, must_cast_slice_mut};
+
+use super::{Element, Format};
 use crate::cut;
 use crate::shape::KvShape;
 
@@ -34,21 +40,58 @@ pub(crate) const PANEL: usize = 64;
 /// Bytes in a cache line, to which tiles are aligned.
 pub(crate) const LINE: usize = 64;
 
+/// Memory is handed around in words of eight bytes, which every format's cells divide.
+const WORD: usize = size_of::<u64>();
+
 /// A panel of up to [`PANEL`] columns and how to walk its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Panel {
-    /// Index of the panel's first number in the tile.
+    /// Index of the panel's first cell in the tile.
     pub(crate) start: usize,
     /// Columns in a row, which is also the distance between rows.
     pub(crate) width: usize,
+}
+
+/// All panels of keys, or of values, in a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Panels {
+    /// Index of the first cell in the tile.
+    base: usize,
+    /// Rows of cells.
+    rows: usize,
+    columns: usize,
+}
+
+impl Panels {
+    /// Panels of this size that begin a tile.
+    pub(crate) const fn new(rows: usize, columns: usize) -> Self {
+        Panels { base: 0, rows, columns }
+    }
+
+    /// The panel of columns `64 index ..`.
+    #[inline(always)]
+    pub(crate) fn panel(&self, index: usize) -> Panel {
+        let first = index * PANEL;
+        Panel { start: self.base + self.rows * first, width: (self.columns - first).min(PANEL) }
+    }
+
+    /// The cell in this row and column.
+    fn cell(&self, row: usize, column: usize) -> usize {
+        let panel = self.panel(column / PANEL);
+        panel.start + row * panel.width + column % PANEL
+    }
 }
 
 /// A [`KvShape`] laid out for one element type.
 #[derive(Debug)]
 pub struct Layout<E> {
     shape: KvShape,
-    /// Numbers in one tile, its rounding to a line included.
-    tile_len: usize,
+    keys: Panels,
+    values: Panels,
+    /// Where the scales begin, counted in `f32`.
+    scales: usize,
+    /// Words in one tile, its rounding to a line included.
+    tile_words: usize,
     element: PhantomData<E>,
 }
 
@@ -60,11 +103,30 @@ impl<E> Clone for Layout<E> {
 
 impl<E> Copy for Layout<E> {}
 
+/// Scales in a row of this width.
+fn groups<E: Element>(width: usize) -> usize {
+    match E::META_GROUP {
+        0 => 0,
+        group => width.div_ceil(group),
+    }
+}
+
 impl<E: Element> Layout<E> {
+    /// Sizes fit: a [`KvShape`] has checked them for the widest type there is.
     pub(crate) fn new(shape: KvShape) -> Self {
-        let numbers = shape.block_size() * (shape.k_width() + shape.v_width());
-        let tile_len = numbers.next_multiple_of(LINE / size_of::<E::Stored>());
-        Layout { shape, tile_len, element: PhantomData }
+        let key_cell = size_of::<<E::K as Format>::Cell>();
+        let value_cell = size_of::<<E::V as Format>::Cell>();
+        let rows = shape.k_width().div_ceil(E::K::NUMBERS);
+        let keys = Panels { base: 0, rows, columns: shape.block_size() };
+        let key_bytes = (rows * shape.block_size() * key_cell).next_multiple_of(value_cell);
+        let rows = shape.block_size().div_ceil(E::V::NUMBERS);
+        let values = Panels { base: key_bytes / value_cell, rows, columns: shape.v_width() };
+        let numbers = (key_bytes + rows * shape.v_width() * value_cell).next_multiple_of(LINE);
+        let scales = groups::<E>(shape.k_width()) + groups::<E>(shape.v_width());
+        let bytes = numbers + (scales * shape.block_size() * size_of::<f32>());
+        let tile_words = bytes.next_multiple_of(LINE) / WORD;
+        let scales = numbers / size_of::<f32>();
+        Layout { shape, keys, values, scales, tile_words, element: PhantomData }
     }
 
     /// Writes rows `[n][n_kv_heads][k_width]` and `[n][n_kv_heads][v_width]` to the positions
@@ -72,62 +134,96 @@ impl<E: Element> Layout<E> {
     ///
     /// The caller has checked lengths: both slices hold the same number of rows and the block
     /// has room for them.
-    pub(crate) fn write(&self, block: &mut [E::Stored], first: usize, k: &[f32], v: &[f32]) {
+    #[inline(always)]
+    pub(crate) fn write(&self, block: &mut [u64], first: usize, k: &[f32], v: &[f32]) {
         let (k_width, v_width) = (self.shape.k_width(), self.shape.v_width());
-        for (head, tile) in block.chunks_exact_mut(self.tile_len).enumerate() {
-            let rows = k.chunks_exact(self.shape.k_row_len());
-            for (column, row) in (first..).zip(rows) {
-                let panel = self.k_panel(column);
-                let cells = tile[panel.start..].iter_mut().skip(column % PANEL);
-                let row = &row[head * k_width..][..k_width];
-                for (cell, number) in cells.step_by(panel.width).zip(row) {
-                    *cell = E::encode(*number);
-                }
+        for (head, tile) in block.chunks_exact_mut(self.tile_words).enumerate() {
+            for (position, row) in (first..).zip(k.chunks_exact(self.shape.k_row_len())) {
+                self.write_key(tile, position, &row[head * k_width..][..k_width]);
             }
-            let rows = v.chunks_exact(self.shape.v_row_len());
-            for (position, row) in (first..).zip(rows) {
-                let row = &row[head * v_width..][..v_width];
-                for (index, part) in row.chunks(PANEL).enumerate() {
-                    let panel = self.v_panel(index);
-                    let cells = &mut tile[panel.start + position * panel.width..][..panel.width];
-                    for (cell, number) in cells.iter_mut().zip(part) {
-                        *cell = E::encode(*number);
-                    }
+            for (position, row) in (first..).zip(v.chunks_exact(self.shape.v_row_len())) {
+                self.write_value(tile, position, &row[head * v_width..][..v_width]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn write_key(&self, tile: &mut [u64], position: usize, row: &[f32]) {
+        for (group, numbers) in row.chunks(group_len::<E>(row.len())).enumerate() {
+            let inverse = self.write_scale(tile, group, position, numbers);
+            let panel = self.keys.panel(position / PANEL);
+            let first = group * group_len::<E>(row.len()) / E::K::NUMBERS;
+            let start = panel.start + first * panel.width + position % PANEL;
+            let cells = must_cast_slice_mut::<u64, <E::K as Format>::Cell>(tile);
+            let cells = cells[start..].iter_mut().step_by(panel.width);
+            for (cell, numbers) in cells.zip(numbers.chunks(E::K::NUMBERS)) {
+                // What a last cell does not use is zero, whatever a query meets it with.
+                for index in 0..E::K::NUMBERS {
+                    E::K::set(cell, index, numbers.get(index).map_or(0.0, |n| n * inverse));
                 }
             }
         }
     }
 
+    #[inline(always)]
+    fn write_value(&self, tile: &mut [u64], position: usize, row: &[f32]) {
+        let (line, index) = (position / E::V::NUMBERS, position % E::V::NUMBERS);
+        for (group, numbers) in row.chunks(group_len::<E>(row.len())).enumerate() {
+            let place = groups::<E>(self.shape.k_width()) + group;
+            let inverse = self.write_scale(tile, place, position, numbers);
+            let first = group * group_len::<E>(row.len());
+            let cells = must_cast_slice_mut::<u64, <E::V as Format>::Cell>(tile);
+            for (part, numbers) in numbers.chunks(PANEL).enumerate() {
+                let start = self.values.cell(line, first + part * PANEL);
+                for (cell, number) in cells[start..].iter_mut().zip(numbers) {
+                    E::V::set(cell, index, number * inverse);
+                }
+            }
+        }
+    }
+
+    /// Stores the scale of a group, where the type has one, and returns what to multiply by.
+    #[inline(always)]
+    fn write_scale(&self, tile: &mut [u64], group: usize, position: usize, numbers: &[f32]) -> f32 {
+        if E::META_GROUP == 0 {
+            return 1.0;
+        }
+        let scale = E::scale(numbers);
+        let at = self.scales + group * self.shape.block_size() + position;
+        must_cast_slice_mut::<u64, f32>(tile)[at] = scale;
+        if scale > 0.0 { 1.0 / scale } else { scale }
+    }
+
     /// Reads one key row of one head back.
-    pub(crate) fn read_k(
-        &self,
-        block: &[E::Stored],
-        head: usize,
-        position: usize,
-        out: &mut [f32],
-    ) {
+    pub(crate) fn read_k(&self, block: &[u64], head: usize, position: usize, out: &mut [f32]) {
         let tile = self.tile(block, head);
-        let panel = self.k_panel(position);
-        let cells = tile[panel.start..].iter().skip(position % PANEL).step_by(panel.width);
-        for (number, cell) in out.iter_mut().zip(cells) {
-            *number = E::decode(*cell);
+        let cells = must_cast_slice::<u64, <E::K as Format>::Cell>(tile);
+        for (at, number) in out.iter_mut().enumerate() {
+            let cell = cells[self.keys.cell(at / E::K::NUMBERS, position)];
+            let scale = self.scale(tile, at, 0, position);
+            *number = E::K::get(cell, at % E::K::NUMBERS) * scale;
         }
     }
 
     /// Reads one value row of one head back.
-    pub(crate) fn read_v(
-        &self,
-        block: &[E::Stored],
-        head: usize,
-        position: usize,
-        out: &mut [f32],
-    ) {
+    pub(crate) fn read_v(&self, block: &[u64], head: usize, position: usize, out: &mut [f32]) {
         let tile = self.tile(block, head);
-        for (index, part) in out.chunks_mut(PANEL).enumerate() {
-            let panel = self.v_panel(index);
-            let cells = &tile[panel.start + position * panel.width..][..panel.width];
-            for (number, cell) in part.iter_mut().zip(cells) {
-                *number = E::decode(*cell);
+        let cells = must_cast_slice::<u64, <E::V as Format>::Cell>(tile);
+        for (at, number) in out.iter_mut().enumerate() {
+            let cell = cells[self.values.cell(position / E::V::NUMBERS, at)];
+            let scale = self.scale(tile, at, groups::<E>(self.shape.k_width()), position);
+            *number = E::V::get(cell, position % E::V::NUMBERS) * scale;
+        }
+    }
+
+    /// The scale of number `at` of a row whose groups begin with `first`; 1 where there is none.
+    fn scale(&self, tile: &[u64], at: usize, first: usize, position: usize) -> f32 {
+        match E::META_GROUP {
+            0 => 1.0,
+            group => {
+                let place = first + at / group;
+                let start = self.scales + place * self.shape.block_size();
+                must_cast_slice::<u64, f32>(tile)[start + position]
             }
         }
     }
@@ -136,36 +232,50 @@ impl<E: Element> Layout<E> {
         self.shape
     }
 
-    /// Numbers in one block.
-    pub(crate) fn block_len(&self) -> usize {
-        self.tile_len * self.shape.n_kv_heads()
+    /// Words in one block.
+    pub(crate) fn block_words(&self) -> usize {
+        self.tile_words * self.shape.n_kv_heads()
+    }
+
+    /// Words from one head's tile to the next one's.
+    #[inline(always)]
+    pub(crate) fn tile_words(&self) -> usize {
+        self.tile_words
     }
 
     /// The tile of one KV head.
-    #[inline(always)]
-    pub(crate) fn tile<'a>(&self, block: &'a [E::Stored], head: usize) -> &'a [E::Stored] {
-        cut::part(block, head * self.tile_len, self.tile_len)
+    fn tile<'a>(&self, block: &'a [u64], head: usize) -> &'a [u64] {
+        cut::part(block, head * self.tile_words, self.tile_words)
     }
 
-    /// The K panel that the position `column` of a block stands in; its column there is
-    /// `column % PANEL`.
     #[inline(always)]
-    pub(crate) fn k_panel(&self, column: usize) -> Panel {
-        let first = column - column % PANEL;
-        Panel {
-            start: first * self.shape.k_width(),
-            width: (self.shape.block_size() - first).min(PANEL),
-        }
+    pub(crate) fn keys(&self) -> Panels {
+        self.keys
     }
 
-    /// The V panel of columns `64 index ..`.
     #[inline(always)]
-    pub(crate) fn v_panel(&self, index: usize) -> Panel {
-        let rows = self.shape.block_size();
-        Panel {
-            start: rows * (self.shape.k_width() + index * PANEL),
-            width: (self.shape.v_width() - index * PANEL).min(PANEL),
-        }
+    pub(crate) fn values(&self) -> Panels {
+        self.values
+    }
+
+    /// Where a tile keeps the scales of a key's group, one a position, counted in `f32`.
+    #[inline(always)]
+    pub(crate) fn key_scales(&self, group: usize) -> usize {
+        self.scales + group * self.shape.block_size()
+    }
+
+    /// Where a tile keeps the scales of a value's group, one a position, counted in `f32`.
+    #[inline(always)]
+    pub(crate) fn value_scales(&self, group: usize) -> usize {
+        self.key_scales(groups::<E>(self.shape.k_width()) + group)
+    }
+}
+
+/// Numbers in a group of a row of this width; all of them where there are no scales.
+fn group_len<E: Element>(width: usize) -> usize {
+    match E::META_GROUP {
+        0 => width,
+        group => group.min(width),
     }
 }
 
@@ -190,12 +300,13 @@ mod tests {
             let layout = Layout::<f32>::new(KvShape::new(dims).unwrap());
             let k = numbers(1, block_size * n_kv_heads * k_width);
             let v = numbers(2, block_size * n_kv_heads * v_width);
-            let mut block = vec![f32::NAN; layout.block_len()];
+            let mut block = vec![u64::MAX; layout.block_words()];
             let half = block_size / 2;
             let (k_half, v_half) = (half * n_kv_heads * k_width, half * n_kv_heads * v_width);
             layout.write(&mut block, 0, &k[..k_half], &v[..v_half]);
             layout.write(&mut block, half, &k[k_half..], &v[v_half..]);
-            let written = block.iter().filter(|cell| !cell.is_nan()).count();
+            let cells: &[f32] = must_cast_slice(&block);
+            let written = cells.iter().filter(|cell| !cell.is_nan()).count();
             assert_eq!(written, k.len() + v.len(), "no two numbers share a cell");
             for position in 0..block_size {
                 for head in 0..n_kv_heads {
@@ -215,10 +326,10 @@ mod tests {
     #[test]
     fn the_page_is_laid_out_as_drawn() {
         let layout = Layout::<f32>::new(KvShape::square(80, 2, 128).unwrap());
-        assert_eq!(layout.tile_len, 80 * 256);
-        assert_eq!(layout.k_panel(63), Panel { start: 0, width: 64 });
-        assert_eq!(layout.k_panel(64), Panel { start: 64 * 128, width: 16 });
-        assert_eq!(layout.v_panel(0), Panel { start: 80 * 128, width: 64 });
-        assert_eq!(layout.v_panel(1), Panel { start: 80 * 128 + 80 * 64, width: 64 });
+        assert_eq!(layout.tile_words() * 2, 80 * 256);
+        assert_eq!(layout.keys().panel(0), Panel { start: 0, width: 64 });
+        assert_eq!(layout.keys().panel(1), Panel { start: 64 * 128, width: 16 });
+        assert_eq!(layout.values().panel(0), Panel { start: 80 * 128, width: 64 });
+        assert_eq!(layout.values().panel(1), Panel { start: 80 * 128 + 80 * 64, width: 64 });
     }
 }

@@ -27,8 +27,11 @@ pub(crate) mod softmax;
 pub(crate) mod state;
 pub(crate) mod values;
 
-use crate::element::Element;
-use crate::element::tile::Layout;
+use crate::cut;
+use crate::element::{Format, Widen};
+use crate::simd::Simd;
+use crate::simd::product::Step;
+use values::Extent;
 
 /// Positions in a softmax tile.
 ///
@@ -47,17 +50,91 @@ const _: () = assert!(SPLIT.is_multiple_of(TILE));
 /// One row of scores, then of probabilities, with room for a vector stored at its last position.
 pub(crate) type ScoreRow = [f32; TILE + 16];
 
-/// Neighbouring positions of one page tile, inside one K panel and one softmax tile.
+/// Neighbouring positions of one block, inside one K panel and one softmax tile.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span<'a, E: Element> {
-    /// The page tile's numbers.
-    pub(crate) cells: &'a [E::Stored],
-    /// How they are laid out.
-    pub(crate) layout: Layout<E>,
+pub(crate) struct Piece<'a> {
+    /// The memory from the block's first tile on. It reaches a line further than the last block,
+    /// so that whole vectors can be read to the end; what is read too much is not used.
+    pub(crate) words: &'a [u64],
     /// The first position, counted in its block.
     pub(crate) row: usize,
     /// The first position, counted in the softmax tile.
     pub(crate) at: usize,
     /// Positions.
     pub(crate) len: usize,
+}
+
+/// The most pieces that are worked on at once: a tile in blocks of sixteen needs at most five.
+pub(crate) const MOST_PIECES: usize = 8;
+
+/// Pieces of one softmax tile in the order of positions: all of it, unless blocks are smaller than
+/// sixteen positions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pieces<'a> {
+    list: [Piece<'a>; MOST_PIECES],
+    count: usize,
+}
+
+impl<'a> Pieces<'a> {
+    pub(crate) const NONE: Self =
+        Pieces { list: [Piece { words: &[], row: 0, at: 0, len: 0 }; MOST_PIECES], count: 0 };
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.count == MOST_PIECES
+    }
+
+    pub(crate) fn push(&mut self, piece: Piece<'a>) {
+        *cut::one_mut(&mut self.list, self.count) = piece;
+        self.count += 1;
+    }
+
+    #[inline(always)]
+    pub(crate) fn list(&self) -> &[Piece<'a>] {
+        cut::part(&self.list, 0, self.count)
+    }
+
+    /// The position behind the last one, where there may be more in the extent; the extent's end
+    /// where there is not.
+    #[inline(always)]
+    pub(crate) fn end_if_more(&self, extent: Extent) -> usize {
+        if !self.is_full() {
+            return extent.to;
+        }
+        self.list().last().map_or(extent.to, |last| last.at + last.len)
+    }
+}
+
+/// One KV head's tiles of some pieces, and where the next ones are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiles<'t, 'a> {
+    pub(crate) pieces: &'t Pieces<'a>,
+    /// Words from the first head's tile to this one's.
+    pub(crate) head: usize,
+    /// For each piece, bytes from its tile to the one that is needed next; 0 where nothing is.
+    pub(crate) ahead: &'t [isize; MOST_PIECES],
+}
+
+/// Rows of the largest register tile for this step at this level.
+#[inline(always)]
+pub(crate) const fn rows_at_once<S: Simd, T: Step>() -> usize {
+    if T::ROWS < S::ROWS { T::ROWS } else { S::ROWS }
+}
+
+impl<F: Format> scores::KeyStep for Widen<F> {
+    #[inline(always)]
+    fn score<S: Simd>(_: S, sum: S::F32, _: &[f32]) -> S::F32 {
+        sum
+    }
+}
+
+impl<F: Format> values::ValueStep for Widen<F> {
+    #[inline(always)]
+    fn resume<S: Simd>(_: S, sum: S::F32) -> S::F32 {
+        sum
+    }
+
+    #[inline(always)]
+    fn sum<S: Simd>(_: S, sum: S::F32) -> S::F32 {
+        sum
+    }
 }

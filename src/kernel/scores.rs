@@ -1,148 +1,180 @@
 //! Query rows times key panels.
 
-use super::{ScoreRow, Span};
-use crate::cut;
-use crate::element::Element;
-use crate::element::tile::PANEL;
-use crate::simd::product::{Columns, product};
-use crate::simd::{LANES, Simd};
+use core::marker::PhantomData;
 
-/// At most sixteen neighbouring keys of one panel, and where their scores go.
-struct Run<'a, E: Element> {
-    cells: &'a [E::Stored],
-    stride: usize,
-    width: usize,
-    at: usize,
+use bytemuck::must_cast_slice;
+
+use super::values::Extent;
+use super::{ScoreRow, Tiles, rows_at_once};
+use crate::cut;
+use crate::element::tile::{PANEL, Panels};
+use crate::simd::product::{Columns, Step, product};
+use crate::simd::{Kernel, LANES, Simd};
+
+/// How a sum becomes a score.
+pub(crate) trait KeyStep: Step {
+    /// The score of sixteen keys; `row` is the query row that was multiplied.
+    fn score<S: Simd>(s: S, sum: Self::Sum<S>, row: &[Self::Factor]) -> S::F32;
 }
 
-impl<E: Element> Clone for Run<'_, E> {
+/// Query rows, one after the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Queries<'k, F> {
+    pub(crate) rows: &'k [F],
+    /// Factors in a row.
+    pub(crate) width: usize,
+    /// The first factor that is used, and with it the first row of cells.
+    pub(crate) first: usize,
+    pub(crate) first_row: usize,
+    /// Numbers of a key that are used.
+    pub(crate) numbers: usize,
+}
+
+/// Writes the products of some query rows with the keys of some tiles into `out`, at the positions'
+/// places in the softmax tile.
+///
+/// Sixteen keys at a time are a *run*. As many runs as the level's register tile is wide are read
+/// together, so that blocks of sixteen positions are read four at a time. Lanes of a run that lie
+/// past its piece hold products with whatever the page has there; they are written over by the
+/// next piece, or masked by the softmax.
+pub(crate) struct Scores<'k, 'a, T: Step> {
+    pub(crate) q: Queries<'k, T::Factor>,
+    pub(crate) tiles: Tiles<'k, 'a>,
+    pub(crate) panels: Panels,
+    /// The positions that any row sees; runs that have none of them are left out.
+    pub(crate) extent: Extent,
+    pub(crate) out: &'k mut [ScoreRow],
+    pub(crate) step: PhantomData<T>,
+}
+
+impl<T: KeyStep> Scores<'_, '_, T> {
+    /// Does it, for so many rows, at most `S::ROWS` and `T::ROWS`.
+    #[inline(always)]
+    pub(crate) fn run<S: Simd>(self, s: S, rows: usize) {
+        match rows {
+            1 => s.run(Rows::<T, 1>(self)),
+            2 if rows_at_once::<S, T>() >= 2 => s.run(Rows::<T, 2>(self)),
+            3 if rows_at_once::<S, T>() >= 3 => s.run(Rows::<T, 3>(self)),
+            4 if rows_at_once::<S, T>() >= 4 => s.run(Rows::<T, 4>(self)),
+            5 if rows_at_once::<S, T>() >= 5 => s.run(Rows::<T, 5>(self)),
+            6 if rows_at_once::<S, T>() >= 6 => s.run(Rows::<T, 6>(self)),
+            7 if rows_at_once::<S, T>() >= 7 => s.run(Rows::<T, 7>(self)),
+            8 if rows_at_once::<S, T>() >= 8 => s.run(Rows::<T, 8>(self)),
+            _ => cut::out_of_bounds(),
+        }
+    }
+}
+
+/// [`Scores`] of `MR` rows.
+struct Rows<'k, 'a, T: Step, const MR: usize>(Scores<'k, 'a, T>);
+
+/// At most sixteen neighbouring keys of one panel, and where their scores go.
+struct Run<'a, C> {
+    cells: &'a [C],
+    stride: usize,
+    at: usize,
+    ahead: isize,
+}
+
+impl<C> Clone for Run<'_, C> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E: Element> Copy for Run<'_, E> {}
+impl<C> Copy for Run<'_, C> {}
 
 /// Runs in the widest register tile.
 const WIDEST: usize = 4;
 
-/// Writes the products of `MR` query rows with the keys of `spans` into `out`, at the positions'
-/// places in the softmax tile.
-///
-/// Full runs wait until there are as many as the level's register tile is wide, so that blocks of
-/// sixteen positions are read four at a time; what is left over, and runs cut short by the end of
-/// their panel, go one by one. Lanes of a run that lie past its span hold products with whatever
-/// the page has there; the softmax masks them before they are used.
-#[inline(always)]
-pub(crate) fn scores<'a, S: Simd, E: Element, const MR: usize>(
-    s: S,
-    q: [&[f32]; MR],
-    spans: impl Iterator<Item = Span<'a, E>>,
-    out: &mut [ScoreRow],
-) {
-    let mut runs = Runs { spans, span: None };
-    let none = Run::<E> { cells: &[], stride: 0, width: 0, at: 0 };
-    // One place more than can wait, for a run that cannot.
-    let mut waiting = [none; WIDEST + 1];
-    let mut count = 0;
-    loop {
-        let next = runs.next();
-        let joins = next.is_some_and(|run| {
-            run.width == LANES && (count == 0 || run.stride == waiting[0].stride)
-        });
-        if let (true, Some(run)) = (joins, next) {
-            *cut::one_mut(&mut waiting, count) = run;
-            count += 1;
-            if count == S::COLUMNS[MR] {
-                together::<S, E, MR>(s, q, &waiting, out);
-                count = 0;
+impl<T: KeyStep, const MR: usize> Kernel for Rows<'_, '_, T, MR> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(mut self, s: S) {
+        let none = Run { cells: &[], stride: 0, at: 0, ahead: 0 };
+        let mut waiting = [none; WIDEST];
+        let mut count = 0;
+        for (piece, ahead) in self.0.tiles.pieces.list().iter().zip(self.0.tiles.ahead) {
+            let ahead = *ahead;
+            let panel = self.0.panels.panel(piece.row / PANEL);
+            let words = cut::from(piece.words, self.0.tiles.head);
+            let start = panel.start + self.0.q.first_row * panel.width + piece.row % PANEL;
+            let cells = cut::from(must_cast_slice::<u64, T::Cell>(words), start);
+            let mut done = 0;
+            while done < piece.len {
+                let at = piece.at + done;
+                if at < self.0.extent.to && at + LANES > self.0.extent.from {
+                    if count > 0 && waiting[0].stride != panel.width {
+                        self.singly(s, &waiting, count);
+                        count = 0;
+                    }
+                    let cells = cut::from(cells, done);
+                    *cut::one_mut(&mut waiting, count) =
+                        Run { cells, stride: panel.width, at, ahead };
+                    count += 1;
+                    if count == S::COLUMNS[MR] {
+                        self.together(s, &waiting);
+                        count = 0;
+                    }
+                }
+                done += LANES;
             }
-            continue;
         }
-        if let Some(run) = next {
-            *cut::one_mut(&mut waiting, count) = run;
-            count += 1;
-        }
-        for run in waiting.iter().take(count) {
-            let columns = Columns { cells: [run.cells], stride: run.stride, width: run.width };
-            multiply::<S, E, MR, 1>(s, q, columns, [run.at], out);
-        }
-        count = 0;
-        if next.is_none() {
+        self.singly(s, &waiting, count);
+    }
+}
+
+impl<T: KeyStep, const MR: usize> Rows<'_, '_, T, MR> {
+    #[inline(always)]
+    fn singly<S: Simd>(&mut self, s: S, runs: &[Run<'_, T::Cell>; WIDEST], count: usize) {
+        if S::COLUMNS[MR] == 1 {
             return;
         }
+        for run in runs.iter().take(count) {
+            self.multiply::<S, 1>(s, [*run]);
+        }
     }
-}
 
-/// Cuts spans into runs.
-struct Runs<'a, E: Element, I> {
-    spans: I,
-    span: Option<Span<'a, E>>,
-}
-
-impl<'a, E: Element, I: Iterator<Item = Span<'a, E>>> Runs<'a, E, I> {
+    /// As many runs as the level takes at once; they have one stride.
     #[inline(always)]
-    fn next(&mut self) -> Option<Run<'a, E>> {
-        let mut span = match self.span.take() {
-            Some(span) => span,
-            None => self.spans.next()?,
-        };
-        let panel = span.layout.k_panel(span.row);
-        let column = span.row % PANEL;
-        let width = (panel.width - column).min(LANES);
-        let cells = cut::from(span.cells, panel.start + column);
-        let run = Run { cells, stride: panel.width, width, at: span.at };
-        if span.len > width {
-            span.row += width;
-            span.at += width;
-            span.len -= width;
-            self.span = Some(span);
-        }
-        Some(run)
-    }
-}
-
-/// Multiplies as many runs as the level takes at once; they have one stride.
-#[inline(always)]
-fn together<S: Simd, E: Element, const MR: usize>(
-    s: S,
-    q: [&[f32]; MR],
-    runs: &[Run<'_, E>; WIDEST + 1],
-    out: &mut [ScoreRow],
-) {
-    let [a, b, c, d, _] = runs;
-    let (stride, width) = (a.stride, LANES);
-    match S::COLUMNS[MR] {
-        4 => {
-            let columns = Columns { cells: [a.cells, b.cells, c.cells, d.cells], stride, width };
-            multiply::<S, E, MR, 4>(s, q, columns, [a.at, b.at, c.at, d.at], out);
-        }
-        2 => {
-            let columns = Columns { cells: [a.cells, b.cells], stride, width };
-            multiply::<S, E, MR, 2>(s, q, columns, [a.at, b.at], out);
-        }
-        _ => {
-            let columns = Columns { cells: [a.cells], stride, width };
-            multiply::<S, E, MR, 1>(s, q, columns, [a.at], out);
+    fn together<S: Simd>(&mut self, s: S, runs: &[Run<'_, T::Cell>; WIDEST]) {
+        let [a, b, c, d] = *runs;
+        match S::COLUMNS[MR] {
+            4 => self.multiply::<S, 4>(s, [a, b, c, d]),
+            2 => self.multiply::<S, 2>(s, [a, b]),
+            _ => self.multiply::<S, 1>(s, [a]),
         }
     }
-}
 
-/// One register tile of scores.
-#[inline(always)]
-fn multiply<S: Simd, E: Element, const MR: usize, const NV: usize>(
-    s: S,
-    q: [&[f32]; MR],
-    keys: Columns<'_, E::Stored, NV>,
-    at: [usize; NV],
-    out: &mut [ScoreRow],
-) {
-    let zero = [[s.splat(0.0); NV]; MR];
-    let tile = product(s, zero, q, keys, |s, cells| E::load(s, cells));
-    for (vectors, row) in tile.iter().zip(out) {
-        for (vector, at) in vectors.iter().zip(at) {
-            if let Some(place) = row.get_mut(at..).and_then(<[f32]>::first_chunk_mut) {
-                s.store(*vector, place);
+    /// One register tile of scores.
+    #[inline(always)]
+    fn multiply<S: Simd, const NV: usize>(&mut self, s: S, runs: [Run<'_, T::Cell>; NV]) {
+        let mut cells: [&[T::Cell]; NV] = [&[]; NV];
+        for (cells, run) in cells.iter_mut().zip(&runs) {
+            *cells = run.cells;
+        }
+        let (stride, ahead) = (runs[0].stride, runs[0].ahead);
+        let columns = Columns { cells, stride, skip: 0, numbers: self.0.q.numbers, ahead };
+        let mut rows: [&[T::Factor]; MR] = [&[]; MR];
+        for (line, row) in rows.iter_mut().enumerate() {
+            *row = cut::part(self.0.q.rows, line * self.0.q.width, self.0.q.width);
+        }
+        let mut factors = rows;
+        for row in &mut factors {
+            *row = cut::from(row, self.0.q.first);
+        }
+        let mut tile = [[T::zero(s); NV]; MR];
+        product::<S, T, MR, NV>(s, &mut tile, factors, columns);
+        // By index, so that the sums stay in registers.
+        for line in 0..MR {
+            for index in 0..NV {
+                let score = T::score(s, tile[line][index], rows[line]);
+                let out = cut::one_mut(self.0.out, line).get_mut(runs[index].at..);
+                match out.and_then(<[f32]>::first_chunk_mut) {
+                    Some(place) => s.store(score, place),
+                    None => cut::out_of_bounds(),
+                }
             }
         }
     }

@@ -1,7 +1,6 @@
 //! The softmax of one row over one tile.
 
-use super::exp::{exp2, exp2_one, tanh};
-use super::state::Head;
+use super::exp::{exp2, tanh};
 use super::values::Extent;
 use super::{ScoreRow, TILE};
 use crate::cut;
@@ -22,64 +21,127 @@ pub(crate) struct Rule {
 const LANE: [f32; LANES] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
 
-/// Turns the scores in `extent` into weights relative to the running maximum, updates the head's
-/// maximum and denominator, and returns the factor by which its output shrinks.
+/// The first half of the softmax of one row over one tile: raises the running maximum and returns
+/// by how much, as a number that is not positive; two to its power is the factor by which the row's
+/// output and denominator shrink. Scores outside the extent become -inf.
+///
+/// A state is `[maximum, denominator]`.
 ///
 /// - No score at all, or only -inf so far: nothing changes (there is no `-inf - -inf`).
 /// - A score of +inf takes everything, shared evenly between all +inf: the limit of a finite
 ///   score that grows, instead of `inf - inf`.
 /// - A NaN score makes the row NaN.
 #[inline(always)]
-pub(crate) fn softmax<S: Simd>(
+pub(crate) fn raise<S: Simd>(
     s: S,
     row: &mut ScoreRow,
     extent: Extent,
-    rule: Rule,
-    head: &mut Head,
+    state: &mut [f32; 2],
 ) -> f32 {
-    debug_assert!(extent.to <= TILE, "a tile has {TILE} positions");
     if extent.is_empty() {
-        return 1.0;
+        return 0.0;
     }
-    let from = extent.from / LANES * LANES;
-    let len = extent.to.next_multiple_of(LANES) - from;
-    let scores = cut::part_mut(row, from, len);
-    transform(s, scores.as_chunks_mut().0, from, rule);
-    cut::part_mut(scores, 0, extent.from - from).fill(f32::NEG_INFINITY);
-    cut::part_mut(scores, extent.to - from, len - (extent.to - from)).fill(f32::NEG_INFINITY);
-
-    let vectors: &mut [[f32; LANES]] = scores.as_chunks_mut().0;
-    let mut most = s.splat(f32::NEG_INFINITY);
-    for vector in &*vectors {
-        most = s.max(most, s.load(vector));
-    }
-    let most = s.reduce_max(most);
-    let old = head.max;
+    let most = if let Some(vectors) = whole(row, extent) {
+        let [a, b, c, d] = vectors;
+        s.max(s.max(s.load(a), s.load(b)), s.max(s.load(c), s.load(d)))
+    } else {
+        mask(row, extent);
+        let mut most = s.splat(f32::NEG_INFINITY);
+        for vector in covered(row, extent) {
+            most = s.max(most, s.load(vector));
+        }
+        most
+    };
+    let (most, old) = (s.reduce_max(most), state[0]);
     // False where the tile's maximum is a NaN, so that `max` itself never is one.
-    let new = if most > old { most } else { old };
+    if most > old {
+        state[0] = most;
+        old - most
+    } else {
+        0.0
+    }
+}
+
+/// The second half: turns the scores into weights relative to the maximum and adds them up.
+#[inline(always)]
+pub(crate) fn weigh<S: Simd>(
+    s: S,
+    row: &mut ScoreRow,
+    extent: Extent,
+    shrink: f32,
+    state: &mut [f32; 2],
+) {
+    if extent.is_empty() {
+        return;
+    }
     let mut sum = s.splat(0.0);
-    if new.is_infinite() {
-        weigh_infinite(vectors.as_flattened_mut(), new);
+    if state[0].is_infinite() {
+        let vectors = covered(row, extent);
+        weigh_infinite(vectors.as_flattened_mut(), state[0]);
         for vector in &*vectors {
             sum = s.add(sum, s.load(vector));
         }
     } else {
-        let base = s.splat(new);
-        for vector in vectors {
-            let weight = exp2(s, s.sub(s.load(vector), base));
-            s.store(weight, vector);
-            sum = s.add(sum, weight);
+        let base = s.splat(state[0]);
+        // Written out for the usual case, so that the exponentials overlap.
+        if let Some([a, b, c, d]) = whole(row, extent) {
+            for vector in [a, b, c, d] {
+                sum = s.add(sum, weigh_lanes(s, vector, base));
+            }
+        } else {
+            for vector in covered(row, extent) {
+                sum = s.add(sum, weigh_lanes(s, vector, base));
+            }
         }
     }
-    let shrink = if new == old { 1.0 } else { exp2_one(s, old - new) };
-    head.max = new;
-    head.denom = head.denom * shrink + s.reduce_sum(sum);
-    shrink
+    state[1] = state[1] * shrink + s.reduce_sum(sum);
 }
 
-/// Soft cap, then ALiBi, over vectors that start at position `from` of the tile.
+/// Turns sixteen scores into weights. Not a closure: one that is not inlined is compiled without
+/// the level's instructions.
 #[inline(always)]
-fn transform<S: Simd>(s: S, scores: &mut [[f32; LANES]], from: usize, rule: Rule) {
+fn weigh_lanes<S: Simd>(s: S, vector: &mut [f32; LANES], base: S::F32) -> S::F32 {
+    let weight = exp2(s, s.sub(s.load(vector), base));
+    s.store(weight, vector);
+    weight
+}
+
+/// The vectors of a row that an extent lies in.
+#[inline(always)]
+fn covered(row: &mut ScoreRow, extent: Extent) -> &mut [[f32; LANES]] {
+    debug_assert!(extent.to <= TILE, "a tile has {TILE} positions");
+    let from = extent.from / LANES * LANES;
+    let len = extent.to.next_multiple_of(LANES) - from;
+    cut::part_mut(row, from, len).as_chunks_mut().0
+}
+
+/// A row's vectors, where all of the tile counts.
+#[inline(always)]
+fn whole(row: &mut ScoreRow, extent: Extent) -> Option<&mut [[f32; LANES]; TILE / LANES]> {
+    if extent.from == 0 && extent.to == TILE {
+        row.as_chunks_mut().0.first_chunk_mut()
+    } else {
+        None
+    }
+}
+
+/// Makes what is not in the extent -inf, in the vectors that it lies in.
+#[inline(always)]
+fn mask(row: &mut ScoreRow, extent: Extent) {
+    let from = extent.from / LANES * LANES;
+    let to = extent.to.next_multiple_of(LANES);
+    cut::part_mut(row, from, extent.from - from).fill(f32::NEG_INFINITY);
+    cut::part_mut(row, extent.to, to - extent.to).fill(f32::NEG_INFINITY);
+}
+
+/// Soft cap, then ALiBi, over the vectors that an extent lies in.
+#[inline(always)]
+pub(crate) fn transform<S: Simd>(s: S, row: &mut ScoreRow, extent: Extent, rule: Rule) {
+    if extent.is_empty() {
+        return;
+    }
+    let from = extent.from / LANES * LANES;
+    let scores = covered(row, extent);
     if let Some(cap) = rule.cap {
         let cap = s.splat(cap);
         for vector in &mut *scores {

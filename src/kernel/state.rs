@@ -59,11 +59,10 @@ pub(crate) fn merge<S: Simd>(
     }
 }
 
-/// Writes the row's answer and returns its log-sum-exp, a natural logarithm that leaves the sink
-/// out.
+/// Writes the row's answer.
 ///
 /// A sink is a learned logit with a zero value: it joins the denominator, once, here. An empty
-/// state gives zeros and -inf.
+/// state gives zeros.
 #[inline(always)]
 pub(crate) fn finish<S: Simd>(
     s: S,
@@ -71,10 +70,10 @@ pub(crate) fn finish<S: Simd>(
     out: &[f32],
     sink: Option<f32>,
     answer: &mut [f32],
-) -> f32 {
+) {
     if head.is_empty() {
         answer.fill(0.0);
-        return f32::NEG_INFINITY;
+        return;
     }
     let (mut scale, mut denom) = (1.0, head.denom);
     if let Some(sink) = sink {
@@ -86,11 +85,14 @@ pub(crate) fn finish<S: Simd>(
     for (result, number) in answer.iter_mut().zip(out) {
         *result = *number * scale / denom;
     }
-    log_sum_exp(head)
 }
 
-/// `ln(sum of e^score)` of a state that is not empty.
+/// `ln(sum of e^score)`: the log-sum-exp, a natural logarithm that leaves the sink out; -inf of an
+/// empty state.
 pub(crate) fn log_sum_exp(head: Head) -> f32 {
+    if head.is_empty() {
+        return f32::NEG_INFINITY;
+    }
     let unusual = head.max.is_infinite() || !head.denom.is_finite() || head.denom <= 0.0;
     if unusual {
         return if head.denom.is_nan() { f32::NAN } else { head.max };

@@ -5,30 +5,39 @@
 //! group of query heads by a whole panel stays in registers.
 
 use core::arch::x86_64::*;
+use core::mem::transmute;
 
 use super::avx2::Avx2;
 use super::scalar::{MAGIC, ONE};
 use super::sealed::Sealed;
 use super::{Kernel, LANES, MOST_ROWS, Simd};
+use crate::cut::out_of_bounds;
 
-/// Proof that the processor and the operating system have AVX-512 F, BW, DQ and VL, AVX2 and FMA.
+/// No dot products beyond the base features.
+pub(super) const PLAIN: u8 = 0;
+/// Pairs of bf16: `avx512bf16`.
+pub(super) const BF16: u8 = 1;
+/// Fours of bytes: `avx512vnni`.
+pub(super) const VNNI: u8 = 2;
+
+/// Proof that the processor and the operating system have AVX-512 F, BW, DQ and VL, AVX2, FMA and
+/// F16C, and the dot products that `DOT` names.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Avx512(());
+pub(super) struct Avx512<const DOT: u8>(());
 
-impl Avx512 {
+impl<const DOT: u8> Avx512<DOT> {
     /// # Safety
     ///
-    /// The processor must have `avx512f`, `avx512bw`, `avx512dq`, `avx512vl`, `avx2` and `fma`,
-    /// and the operating system must save zmm and the mask registers.
+    /// The processor must have `avx512f`, `avx512bw`, `avx512dq`, `avx512vl`, `avx2`, `fma` and
+    /// `f16c`, with [`BF16`] also `avx512bf16`, with [`VNNI`] also `avx512vnni`, and the operating
+    /// system must save zmm and the mask registers.
     pub(super) unsafe fn assume() -> Self {
         Avx512(())
     }
 
-    /// Runs a kernel with the features on.
-    #[inline(always)]
-    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: the token proves the features.
-        unsafe { door(kernel, self) }
+    /// The same without the dot products.
+    pub(super) fn plain(self) -> Avx512<PLAIN> {
+        Avx512(())
     }
 
     /// What works on the halves of a vector.
@@ -39,20 +48,46 @@ impl Avx512 {
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn door<K: Kernel>(kernel: K, token: Avx512) -> K::Output {
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn door<K: Kernel, const DOT: u8>(kernel: K, token: Avx512<DOT>) -> K::Output {
     kernel.call(token)
 }
 
-impl Sealed for Avx512 {}
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512bf16")]
+fn bf16_door<K: Kernel, const DOT: u8>(kernel: K, token: Avx512<DOT>) -> K::Output {
+    kernel.call(token)
+}
 
-impl Simd for Avx512 {
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni")]
+fn vnni_door<K: Kernel, const DOT: u8>(kernel: K, token: Avx512<DOT>) -> K::Output {
+    kernel.call(token)
+}
+
+impl<const DOT: u8> Sealed for Avx512<DOT> {}
+
+impl<const DOT: u8> Simd for Avx512<DOT> {
     const FUSED: bool = true;
     const ROWS: usize = 8;
     // 32 zmm: 6 x 4 is 24 accumulators + 4 loaded + 1 broadcast = 29; 8 x 2 is 16 + 2 + 1 = 19.
     const COLUMNS: [usize; MOST_ROWS + 1] = [1, 4, 4, 4, 4, 4, 4, 2, 2];
+    const AHEAD: usize = 1;
+    const DOT_BF16: bool = DOT == BF16;
+    const DOT_I8: bool = DOT == VNNI;
 
     type F32 = __m512;
+    type Bits = __m512i;
+
+    #[inline(always)]
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: the token proves the features.
+        unsafe {
+            match DOT {
+                BF16 => bf16_door(kernel, self),
+                VNNI => vnni_door(kernel, self),
+                _ => door(kernel, self),
+            }
+        }
+    }
 
     #[inline(always)]
     fn splat(self, number: f32) -> __m512 {
@@ -64,14 +99,6 @@ impl Simd for Avx512 {
     fn load(self, from: &[f32; LANES]) -> __m512 {
         // SAFETY: the token proves AVX-512; the reference proves the sixteen numbers.
         unsafe { _mm512_loadu_ps(from.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn load_partial(self, from: &[f32]) -> __m512 {
-        let mask = (1u32 << from.len().min(LANES)).wrapping_sub(1) as __mmask16;
-        // SAFETY: the token proves AVX-512; a masked load touches only the set lanes, which are
-        // the first `from.len()`.
-        unsafe { _mm512_maskz_loadu_ps(mask, from.as_ptr()) }
     }
 
     #[inline(always)]
@@ -134,6 +161,97 @@ impl Simd for Avx512 {
             _mm512_castsi512_ps(_mm512_add_epi32(exponent, one))
         };
         (whole, power)
+    }
+
+    #[inline(always)]
+    fn load_bits(self, from: &[u32; LANES]) -> __m512i {
+        // SAFETY: the token proves AVX-512; the reference proves the sixteen numbers.
+        unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn widen_i8(self, from: &[u8; LANES]) -> __m512i {
+        // SAFETY: the token proves AVX-512; the reference proves the sixteen bytes.
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn widen_f16(self, from: &[u16; LANES]) -> __m512 {
+        // SAFETY: the token proves AVX-512; the reference proves the sixteen numbers.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn shift_left<const BY: u32>(self, bits: __m512i) -> __m512i {
+        // SAFETY: the token proves AVX-512.
+        unsafe { _mm512_slli_epi32::<BY>(bits) }
+    }
+
+    #[inline(always)]
+    fn shift_right<const BY: u32>(self, bits: __m512i) -> __m512i {
+        // SAFETY: the token proves AVX-512.
+        unsafe { _mm512_srai_epi32::<BY>(bits) }
+    }
+
+    #[inline(always)]
+    fn mask(self, bits: __m512i, mask: u32) -> __m512i {
+        // SAFETY: the token proves AVX-512.
+        unsafe { _mm512_and_si512(bits, _mm512_set1_epi32(mask.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn as_f32(self, bits: __m512i) -> __m512 {
+        // SAFETY: the token proves AVX-512.
+        unsafe { _mm512_castsi512_ps(bits) }
+    }
+
+    #[inline(always)]
+    fn whole_to_f32(self, bits: __m512i) -> __m512 {
+        // SAFETY: the token proves AVX-512.
+        unsafe { _mm512_cvtepi32_ps(bits) }
+    }
+
+    #[inline(always)]
+    fn fetch_ahead(self, at: *const u8) {
+        // SAFETY: the token proves SSE, and a hint touches no memory, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
+    #[inline(always)]
+    fn dot_bf16(self, sum: __m512, a: u32, b: __m512i) -> __m512 {
+        if DOT != BF16 {
+            out_of_bounds();
+        }
+        // SAFETY: the token proves AVX-512 BF16; vectors of 512 bits are any numbers.
+        unsafe {
+            let a = _mm512_set1_epi32(a.cast_signed());
+            let (a, b) = (transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b));
+            _mm512_dpbf16_ps(sum, a, b)
+        }
+    }
+
+    #[inline(always)]
+    fn store_bf16(self, vector: __m512, to: &mut [u32; LANES / 2]) {
+        if DOT != BF16 {
+            out_of_bounds();
+        }
+        // SAFETY: the token proves AVX-512 BF16; the reference proves the 256 bits.
+        unsafe {
+            let bits = transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(vector));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), bits);
+        }
+    }
+
+    #[inline(always)]
+    fn dot_i8(self, sum: __m512i, a: u32, b: __m512i) -> __m512i {
+        if DOT != VNNI {
+            out_of_bounds();
+        }
+        // SAFETY: the token proves AVX-512 VNNI.
+        unsafe {
+            let unsigned = _mm512_xor_si512(b, _mm512_set1_epi32(0x8080_8080u32.cast_signed()));
+            _mm512_dpbusd_epi32(sum, unsigned, _mm512_set1_epi32(a.cast_signed()))
+        }
     }
 
     #[inline(always)]

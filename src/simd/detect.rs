@@ -9,7 +9,7 @@ use core::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
 /// The features that a level can ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Features {
-    /// `avx2`, `fma` and ymm state.
+    /// `avx2`, `fma`, `f16c` and ymm state.
     pub(super) avx2: bool,
     /// `avx512f`, `avx512bw`, `avx512dq`, `avx512vl`, all of the above, and zmm state.
     pub(super) avx512: bool,
@@ -32,7 +32,7 @@ pub(super) fn features() -> Features {
         return NONE;
     }
     let basic = cpuid(1, 0).ecx;
-    let (fma, osxsave, avx) = (bit(basic, 12), bit(basic, 27), bit(basic, 28));
+    let (fma, osxsave, avx, f16c) = (bit(basic, 12), bit(basic, 27), bit(basic, 28), bit(basic, 29));
     if !osxsave {
         return NONE;
     }
@@ -41,7 +41,7 @@ pub(super) fn features() -> Features {
     let ymm_saved = saved & 0b110 == 0b110;
     let zmm_saved = saved & 0b1110_0110 == 0b1110_0110;
     let extended = cpuid(7, 0).ebx;
-    let avx2 = ymm_saved && avx && fma && bit(extended, 5);
+    let avx2 = ymm_saved && avx && fma && f16c && bit(extended, 5);
     let (f, dq, bw, vl) =
         (bit(extended, 16), bit(extended, 17), bit(extended, 30), bit(extended, 31));
     Features { avx2, avx512: avx2 && zmm_saved && f && dq && bw && vl }
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn our_view_is_stds_view() {
-        let avx2 = has!("avx2") && has!("fma");
+        let avx2 = has!("avx2") && has!("fma") && has!("f16c");
         let avx512 =
             has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") && avx2;
         assert_eq!(features(), Features { avx2, avx512 });

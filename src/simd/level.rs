@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 #[cfg(target_arch = "x86_64")]
 use super::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
-use super::avx512::Avx512;
+use super::avx512::{Avx512, BF16, PLAIN, VNNI};
 #[cfg(target_arch = "x86_64")]
 use super::detect;
 use super::portable::Portable;
@@ -46,7 +46,11 @@ enum Tier {
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512),
+    Avx512(Avx512<PLAIN>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16(Avx512<BF16>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(Avx512<VNNI>),
 }
 
 impl Level {
@@ -87,7 +91,7 @@ impl Level {
     ///
     /// # Safety
     ///
-    /// The processor must have `avx2` and `fma`, and the operating system must save ymm.
+    /// The processor must have `avx2`, `fma` and `f16c`, and the operating system must save ymm.
     #[cfg(target_arch = "x86_64")]
     pub unsafe fn assume_avx2() -> Level {
         // SAFETY: the caller promises the features.
@@ -98,8 +102,8 @@ impl Level {
     ///
     /// # Safety
     ///
-    /// The processor must have `avx512f`, `avx512bw`, `avx512dq`, `avx512vl`, `avx2` and `fma`,
-    /// and the operating system must save zmm and the mask registers.
+    /// The processor must have `avx512f`, `avx512bw`, `avx512dq`, `avx512vl`, `avx2`, `fma` and
+    /// `f16c`, and the operating system must save zmm and the mask registers.
     #[cfg(target_arch = "x86_64")]
     pub unsafe fn assume_avx512() -> Level {
         // SAFETY: the caller promises the features.
@@ -115,6 +119,10 @@ impl Level {
             Tier::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
             Tier::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Bf16(_) => "avx512-bf16",
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Vnni(_) => "avx512-vnni",
         }
     }
 
@@ -129,20 +137,36 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Tier::Avx2(_) => Avx2::FUSED,
             #[cfg(target_arch = "x86_64")]
-            Tier::Avx512(_) => Avx512::FUSED,
+            Tier::Avx512(_) | Tier::Avx512Bf16(_) | Tier::Avx512Vnni(_) => true,
         }
     }
 
-    /// Runs a kernel at this level: the one door.
+    /// Runs a kernel at this level: the way in.
     #[inline(always)]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
-            Tier::Scalar(token) => kernel.call(token),
-            Tier::Portable(token) => kernel.call(token),
+            Tier::Scalar(token) => token.run(kernel),
+            Tier::Portable(token) => token.run(kernel),
             #[cfg(target_arch = "x86_64")]
             Tier::Avx2(token) => token.run(kernel),
             #[cfg(target_arch = "x86_64")]
             Tier::Avx512(token) => token.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Bf16(token) => token.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Vnni(token) => token.run(kernel),
+        }
+    }
+
+    /// The level without its dot products, for what does not use them.
+    #[inline(always)]
+    pub(crate) fn plain(self) -> Level {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Bf16(token) => Level(Tier::Avx512(token.plain())),
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Vnni(token) => Level(Tier::Avx512(token.plain())),
+            _ => self,
         }
     }
 

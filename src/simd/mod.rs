@@ -8,11 +8,15 @@
 //! instructions exist. Kernels are structs that implement [`Kernel`] over any token and contain
 //! no `unsafe`. [`Level`] is a token chosen at run time, and [`Level::run`] is the way in.
 //!
-//! The `#[target_feature]` of a level stands at its back end's one `door` function and nowhere
-//! else. Operations and kernels are `#[inline(always)]`, so that a whole kernel is compiled inside
-//! the door with its features on; a piece left outside would be compiled for the baseline
-//! processor, silently and ten times slower. Parts that pass the door again, as functions of their
-//! own, compile in 60 % of the time and cost 2 to 6 % of decode: measured, and not done.
+//! The `#[target_feature]` of a level stands at its back end's `door` functions and nowhere else.
+//! Operations and kernels are `#[inline(always)]`, so that a whole kernel is compiled inside a door
+//! with its features on; a piece left outside would be compiled for the baseline processor,
+//! silently and ten times slower.
+//!
+//! A kernel may run smaller ones through [`Simd::run`]: each is then a function of its own, with
+//! the registers to itself. The inner loops are compiled so. In one function with everything
+//! around them they were slower by up to a fifth, because constants of the softmax, kept in
+//! registers over the whole walk, left them too few.
 //!
 //! # One vector, sixteen lanes
 //!
@@ -53,6 +57,8 @@ pub(crate) const LANES: usize = 16;
 /// The largest number of rows in a register tile, over all levels.
 pub(crate) const MOST_ROWS: usize = 8;
 
+use crate::cut::out_of_bounds;
+
 mod sealed {
     pub trait Sealed {}
 }
@@ -75,17 +81,29 @@ pub trait Simd: sealed::Sealed + Copy + 'static {
     /// loaded vectors need no registers of their own: each is used once, straight from memory.
     const COLUMNS: [usize; MOST_ROWS + 1];
 
+    /// Lines of cache that the product loop asks for ahead of each row of cells: 0 or 1.
+    const AHEAD: usize;
+
+    /// Whether [`Simd::dot_bf16`] exists.
+    const DOT_BF16: bool = false;
+
+    /// Whether [`Simd::dot_i8`] exists.
+    const DOT_I8: bool = false;
+
     /// Sixteen lanes.
     type F32: Copy;
+
+    /// Sixteen lanes of 32 bits.
+    type Bits: Copy;
+
+    /// Runs a kernel with the instructions of this level, as a function of its own.
+    fn run<K: Kernel>(self, kernel: K) -> K::Output;
 
     /// The number in every lane.
     fn splat(self, number: f32) -> Self::F32;
 
     /// Sixteen numbers, from any alignment.
     fn load(self, from: &[f32; LANES]) -> Self::F32;
-
-    /// The first sixteen numbers of `from`, or all of them and zeros behind.
-    fn load_partial(self, from: &[f32]) -> Self::F32;
 
     /// Writes the lanes, to any alignment.
     fn store(self, vector: Self::F32, to: &mut [f32; LANES]);
@@ -116,6 +134,66 @@ pub trait Simd: sealed::Sealed + Copy + 'static {
     /// in `x` stays a NaN in `n`.
     fn whole_and_power(self, x: Self::F32) -> (Self::F32, Self::F32);
 
+    /// Sixteen words.
+    fn load_bits(self, from: &[u32; LANES]) -> Self::Bits;
+
+    /// Sixteen signed bytes as words.
+    fn widen_i8(self, from: &[u8; LANES]) -> Self::Bits;
+
+    /// Sixteen numbers of IEEE 754 binary16, exactly.
+    fn widen_f16(self, from: &[u16; LANES]) -> Self::F32;
+
+    /// Each word shifted left.
+    fn shift_left<const BY: u32>(self, bits: Self::Bits) -> Self::Bits;
+
+    /// Each word shifted right, its sign kept.
+    fn shift_right<const BY: u32>(self, bits: Self::Bits) -> Self::Bits;
+
+    /// Each word and the mask.
+    fn mask(self, bits: Self::Bits, mask: u32) -> Self::Bits;
+
+    /// The words taken for the bits of `f32`.
+    fn as_f32(self, bits: Self::Bits) -> Self::F32;
+
+    /// The words, signed whole numbers below 2^24, as numbers.
+    fn whole_to_f32(self, bits: Self::Bits) -> Self::F32;
+
+    /// Asks for the line at this address to be brought near: to the second-level cache, since in
+    /// the first it would drive out what is being worked on. Nothing is read: any address will do.
+    fn fetch_ahead(self, at: *const u8);
+
+    /// `sum + a.b` for pairs of bf16 in each lane, `a` the same pair in all of them. Denormal numbers
+    /// count as zero.
+    ///
+    /// # Panics
+    ///
+    /// Where not [`Simd::DOT_BF16`]: a fault of this crate.
+    #[inline(always)]
+    fn dot_bf16(self, _sum: Self::F32, _a: u32, _b: Self::Bits) -> Self::F32 {
+        out_of_bounds()
+    }
+
+    /// Rounds to bf16, to nearest, denormal numbers to zero: two neighbours share a word.
+    ///
+    /// # Panics
+    ///
+    /// Where not [`Simd::DOT_BF16`]: a fault of this crate.
+    #[inline(always)]
+    fn store_bf16(self, _vector: Self::F32, _to: &mut [u32; LANES / 2]) {
+        out_of_bounds()
+    }
+
+    /// `sum + a.b` for fours of signed bytes in each lane, in whole numbers, `a` the same four in all
+    /// of them, with 128 added to each byte of `b`.
+    ///
+    /// # Panics
+    ///
+    /// Where not [`Simd::DOT_I8`]: a fault of this crate.
+    #[inline(always)]
+    fn dot_i8(self, _sum: Self::Bits, _a: u32, _b: Self::Bits) -> Self::Bits {
+        out_of_bounds()
+    }
+
     /// The largest lane, in the tree of [`Simd::reduce_sum`].
     fn reduce_max(self, vector: Self::F32) -> f32;
 
@@ -125,7 +203,7 @@ pub trait Simd: sealed::Sealed + Copy + 'static {
 }
 
 /// Work that can be done at any level: a closure, written as a struct so that it inlines.
-pub(crate) trait Kernel {
+pub trait Kernel {
     /// What it gives back.
     type Output;
 

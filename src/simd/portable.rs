@@ -8,15 +8,20 @@
 use bytemuck::must_cast;
 use wide::{f32x4, f32x16, i32x16};
 
-use super::scalar::{MAGIC, ONE};
+use super::scalar::{MAGIC, ONE, f32_of_f16};
 use super::sealed::Sealed;
-use super::{LANES, MOST_ROWS, Simd};
+use super::{Kernel, LANES, MOST_ROWS, Simd};
 
 /// The token: what the build allows needs no further proof.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Portable;
 
 impl Sealed for Portable {}
+
+#[inline(never)]
+fn door<K: Kernel>(kernel: K, token: Portable) -> K::Output {
+    kernel.call(token)
+}
 
 /// Whether there are 32 vector registers of 128 bits (then six rows of four fit) or 16 or none.
 const MANY_REGISTERS: bool = cfg!(any(target_arch = "aarch64", target_feature = "avx"));
@@ -32,7 +37,16 @@ impl Simd for Portable {
     const COLUMNS: [usize; MOST_ROWS + 1] =
         if MANY_REGISTERS { [1, 4, 2, 1, 1, 1, 1, 1, 1] } else { [1, 2, 1, 1, 1, 1, 1, 1, 1] };
 
+    // Where there is a hint that costs nothing to ask for; every line, as for AVX2.
+    const AHEAD: usize = if cfg!(target_arch = "x86_64") { 1 } else { 0 };
+
     type F32 = f32x16;
+    type Bits = i32x16;
+
+    #[inline(always)]
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        door(kernel, self)
+    }
 
     #[inline(always)]
     fn splat(self, number: f32) -> f32x16 {
@@ -42,28 +56,6 @@ impl Simd for Portable {
     #[inline(always)]
     fn load(self, from: &[f32; LANES]) -> f32x16 {
         f32x16::new(*from)
-    }
-
-    /// By quarters, written out: a loop over the numbers becomes a call of `memcpy`, and this
-    /// stands in the product loop of every tail. `tests/inner_loops` looks for that call.
-    #[inline(always)]
-    fn load_partial(self, from: &[f32]) -> f32x16 {
-        let (full, rest) = from.as_chunks::<4>();
-        let last = match *rest {
-            [a] => f32x4::new([a, 0.0, 0.0, 0.0]),
-            [a, b] => f32x4::new([a, b, 0.0, 0.0]),
-            [a, b, c] => f32x4::new([a, b, c, 0.0]),
-            _ => f32x4::splat(0.0),
-        };
-        let zero = f32x4::splat(0.0);
-        let quarters = match *full {
-            [] => [last, zero, zero, zero],
-            [a] => [f32x4::new(a), last, zero, zero],
-            [a, b] => [f32x4::new(a), f32x4::new(b), last, zero],
-            [a, b, c] => [f32x4::new(a), f32x4::new(b), f32x4::new(c), last],
-            [a, b, c, d, ..] => [a, b, c, d].map(f32x4::new),
-        };
-        must_cast(quarters)
     }
 
     #[inline(always)]
@@ -113,6 +105,59 @@ impl Simd for Portable {
         let bits: i32x16 = must_cast(shifted);
         let power = (bits << 23) + i32x16::splat(ONE.cast_signed());
         (whole, must_cast(power))
+    }
+
+    #[inline(always)]
+    fn load_bits(self, from: &[u32; LANES]) -> i32x16 {
+        must_cast(*from)
+    }
+
+    #[inline(always)]
+    fn widen_i8(self, from: &[u8; LANES]) -> i32x16 {
+        i32x16::new(from.map(|byte| i32::from(byte.cast_signed())))
+    }
+
+    #[inline(always)]
+    fn widen_f16(self, from: &[u16; LANES]) -> f32x16 {
+        f32x16::new(from.map(f32_of_f16))
+    }
+
+    #[inline(always)]
+    fn shift_left<const BY: u32>(self, bits: i32x16) -> i32x16 {
+        bits << BY
+    }
+
+    #[inline(always)]
+    fn shift_right<const BY: u32>(self, bits: i32x16) -> i32x16 {
+        bits >> BY
+    }
+
+    #[inline(always)]
+    fn mask(self, bits: i32x16, mask: u32) -> i32x16 {
+        bits & i32x16::splat(mask.cast_signed())
+    }
+
+    #[inline(always)]
+    fn as_f32(self, bits: i32x16) -> f32x16 {
+        must_cast(bits)
+    }
+
+    #[inline(always)]
+    fn whole_to_f32(self, bits: i32x16) -> f32x16 {
+        f32x16::from_i32x16(bits)
+    }
+
+    #[inline(always)]
+    fn fetch_ahead(self, at: *const u8) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: SSE is part of every x86-64 build that has vectors, and a hint touches no memory,
+        // whatever the address.
+        unsafe {
+            use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T1>(at.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
     }
 
     #[inline(always)]

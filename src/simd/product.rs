@@ -2,76 +2,142 @@
 //!
 //! `C[rows x 16 columns] += A . B`, with A broadcast number by number and B loaded sixteen
 //! neighbours at a time. Queries times keys and probabilities times values are both this, for one
-//! query row and for many.
+//! query row and for many. What one step of it does with a vector of B, whatever is stored there,
+//! is a [`Step`].
 //!
 //! Lengths are checked once, before the loop; in the loop there is no check, no branch and no
-//! call. Each element of C is one chain of `mul_add` in the order of B's rows, whatever the tile's
-//! size: that is why a row's result does not depend on what else is in the tile.
+//! call. Each element of C is one chain in the order of B's numbers, whatever the tile's size: that
+//! is why a row's result does not depend on what else is in the tile.
 
 use super::{LANES, Simd};
 use crate::cut::out_of_bounds;
 
-/// A register tile: `MR` rows of `NV` vectors.
-pub(crate) type Tile<S, const MR: usize, const NV: usize> = [[<S as Simd>::F32; NV]; MR];
+/// What a cell of B holds, and how the factors that meet it are added up.
+pub(crate) trait Step: Copy + 'static {
+    /// What stands in memory: one or more numbers of one column.
+    type Cell: bytemuck::Pod;
+    /// What is broadcast.
+    type Factor: bytemuck::Pod;
+    /// What is added up.
+    type Sum<S: Simd>: Copy;
 
-/// Where the columns of B stand: `NV` runs of `width` neighbouring cells, and the distance from
-/// a cell to the one below it, the same for all of them.
+    /// Numbers in a cell.
+    const NUMBERS: usize;
+
+    /// Factors that meet a cell: one for each number, or one for all of them.
+    const FACTORS: usize;
+
+    /// The most rows that are worth a register tile, see [`Simd::ROWS`].
+    const ROWS: usize;
+
+    /// Nothing added yet.
+    fn zero<S: Simd>(s: S) -> Self::Sum<S>;
+
+    /// Adds the numbers `from .. to` of a row of cells to each row's sums, in order.
+    /// `factor(row, index)` is what the number meets; where one factor meets all, index is 0.
+    fn add<S: Simd, const MR: usize, const NV: usize>(
+        s: S,
+        sums: &mut [[Self::Sum<S>; NV]; MR],
+        cells: [&[Self::Cell; LANES]; NV],
+        from_to: (usize, usize),
+        factor: impl Fn(usize, usize) -> Self::Factor,
+    );
+}
+
+/// Where the columns of B stand: `NV` runs of sixteen neighbouring cells, and the distance from a
+/// cell to the one below it, the same for all of them.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns<'a, T, const NV: usize> {
     /// For each run, the cells from its first one on.
     pub(crate) cells: [&'a [T]; NV],
     /// Cells between rows.
     pub(crate) stride: usize,
-    /// Cells in a run, at most sixteen.
-    pub(crate) width: usize,
+    /// Numbers of the first cell that are left out.
+    pub(crate) skip: usize,
+    /// Numbers that are added, in each column.
+    pub(crate) numbers: usize,
+    /// Bytes from the cells at hand to those that are needed next.
+    pub(crate) ahead: isize,
 }
 
-/// Adds `a . b` to `acc`. `load` turns a run of `width` cells into a vector.
-///
-/// All rows of `a` have one length, which is the number of rows of `b` that are read.
+/// Adds `a . b` to `acc`. The first factor of a row meets the first number that is not left out, or
+/// the first cell.
 ///
 /// # Panics
 ///
-/// If a row of `a` has another length than the first, or a run of `b` is too short: both are
-/// faults of this crate, and stop here before memory is touched that is not ours.
+/// If a row of `a` or a run of `b` is too short: both are faults of this crate, and stop here
+/// before memory is touched that is not ours.
 #[inline(always)]
-pub(crate) fn product<S: Simd, T, const MR: usize, const NV: usize>(
+pub(crate) fn product<S: Simd, T: Step, const MR: usize, const NV: usize>(
     s: S,
-    mut acc: Tile<S, MR, NV>,
-    a: [&[f32]; MR],
-    b: Columns<'_, T, NV>,
-    load: impl Fn(S, &[T]) -> S::F32,
-) -> Tile<S, MR, NV> {
-    let rows = a[0].len();
-    if rows == 0 {
-        return acc;
+    acc: &mut [[T::Sum<S>; NV]; MR],
+    a: [&[T::Factor]; MR],
+    b: Columns<'_, T::Cell, NV>,
+) {
+    if b.numbers == 0 {
+        return;
     }
-    let reach = (rows - 1).checked_mul(b.stride).and_then(|last| last.checked_add(b.width));
-    let fits = |run: &[T]| reach.is_some_and(|reach| reach <= run.len());
-    if b.width > LANES || !b.cells.iter().all(|run| fits(run)) {
+    let one_each = T::FACTORS == T::NUMBERS;
+    let rows = (b.skip + b.numbers).div_ceil(T::NUMBERS);
+    let factors = if one_each { b.numbers } else { rows };
+    let reach = (rows - 1).checked_mul(b.stride).and_then(|last| last.checked_add(LANES));
+    let fits = |run: &[T::Cell]| reach.is_some_and(|reach| reach <= run.len());
+    if b.skip >= T::NUMBERS || !b.cells.iter().all(|run| fits(run)) {
         out_of_bounds();
     }
-    if !a.iter().all(|row| row.len() == rows) {
+    if !a.iter().all(|row| factors <= row.len()) {
         out_of_bounds();
     }
-    for row in 0..rows {
-        let mut vectors = [s.splat(0.0); NV];
-        for (vector, cells) in vectors.iter_mut().zip(b.cells) {
-            // SAFETY: `row < rows`, and `(rows - 1) * stride + width` cells are there, so this run
-            // ends inside the slice.
-            let run = unsafe {
-                let first = cells.as_ptr().add(row * b.stride);
-                core::slice::from_raw_parts(first, b.width)
-            };
-            *vector = load(s, run);
-        }
-        for (sums, line) in acc.iter_mut().zip(a) {
-            // SAFETY: every row of `a` is `rows` long.
-            let number = s.splat(unsafe { *line.get_unchecked(row) });
-            for (sum, vector) in sums.iter_mut().zip(vectors) {
-                *sum = s.mul_add(number, vector, *sum);
-            }
-        }
+    let mut row = 0;
+    if T::NUMBERS > 1 && b.skip > 0 {
+        let to = T::NUMBERS.min(b.skip + b.numbers);
+        // SAFETY: row 0 of at least one; lengths were checked above.
+        unsafe { step::<S, T, MR, NV>(s, acc, &a, &b, row, (b.skip, to)) };
+        row = 1;
     }
-    acc
+    let whole = (b.skip + b.numbers) / T::NUMBERS;
+    while row < whole {
+        if S::AHEAD > 0 {
+            let line = b.cells[0].as_ptr().wrapping_add(row * b.stride).cast::<u8>();
+            s.fetch_ahead(line.wrapping_offset(b.ahead));
+        }
+        // SAFETY: `row < whole <= rows`; lengths were checked above.
+        unsafe { step::<S, T, MR, NV>(s, acc, &a, &b, row, (0, T::NUMBERS)) };
+        row += 1;
+    }
+    if T::NUMBERS > 1 && row < rows {
+        let to = b.skip + b.numbers - row * T::NUMBERS;
+        // SAFETY: `row < rows`; lengths were checked above.
+        unsafe { step::<S, T, MR, NV>(s, acc, &a, &b, row, (0, to)) };
+    }
+}
+
+/// One row of cells, of which the numbers `from_to` count.
+///
+/// # Safety
+///
+/// Each run has sixteen cells from `row * stride` on, and each row of `a` the factors of this row.
+#[inline(always)]
+unsafe fn step<S: Simd, T: Step, const MR: usize, const NV: usize>(
+    s: S,
+    acc: &mut [[T::Sum<S>; NV]; MR],
+    a: &[&[T::Factor]; MR],
+    b: &Columns<'_, T::Cell, NV>,
+    row: usize,
+    from_to: (usize, usize),
+) {
+    // SAFETY: the caller vouches for sixteen cells.
+    let run = |cells: &[T::Cell]| unsafe {
+        &*cells.as_ptr().add(row * b.stride).cast::<[T::Cell; LANES]>()
+    };
+    let mut cells = [run(b.cells[0]); NV];
+    for (cells, from) in cells.iter_mut().zip(b.cells) {
+        *cells = run(from);
+    }
+    let first = if T::FACTORS == T::NUMBERS { (row * T::NUMBERS).wrapping_sub(b.skip) } else { row };
+    T::add(s, acc, cells, from_to, |line, index| {
+        // SAFETY: the caller vouches for the factors; `index` is in `from_to`, of which none comes
+        // before the first factor.
+        unsafe { *a.get_unchecked(line).get_unchecked(first.wrapping_add(index)) }
+    });
 }

@@ -64,8 +64,21 @@ impl Kernel for AllOps<'_> {
             s.store(vector, &mut out);
             bits.extend(out.map(same_nan));
         }
-        for count in 0..=16 {
-            s.store(s.load_partial(&self.0[..count]), &mut out);
+        let words = self.0.map(f32::to_bits);
+        let bytes = words.map(|word| word as u8);
+        let halves = words.map(|word| (word >> 13) as u16);
+        let raw = s.load_bits(&words);
+        let more = [
+            s.as_f32(raw),
+            s.as_f32(s.shift_left::<16>(raw)),
+            s.as_f32(s.mask(raw, 0xffff_0000)),
+            s.whole_to_f32(s.shift_right::<24>(raw)),
+            s.whole_to_f32(s.shift_right::<28>(s.shift_left::<4>(raw))),
+            s.whole_to_f32(s.widen_i8(&bytes)),
+            s.widen_f16(&halves),
+        ];
+        for vector in more {
+            s.store(vector, &mut out);
             bits.extend(out.map(same_nan));
         }
         bits.push(same_nan(s.reduce_sum(c)));

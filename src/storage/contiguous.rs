@@ -185,7 +185,7 @@ impl<E: Element> KvCache<E> {
         }
         copy.grow_memory(self.len)?;
         for (to, from) in copy.pages.iter_mut().zip(&self.pages) {
-            to.numbers_mut::<E::Stored>().copy_from_slice(from.numbers());
+            to.words_mut().copy_from_slice(from.words());
         }
         copy.len = self.len;
         Ok(copy)
@@ -331,7 +331,7 @@ impl<E: Element> KvCache<E> {
 
     /// Bytes of rows in the pages this cache has allocated.
     pub fn memory_bytes(&self) -> usize {
-        self.pages.len() * self.layout.block_len() * size_of::<E::Stored>()
+        self.pages.len() * self.layout.block_words() * size_of::<u64>()
     }
 
     /// Copies the key row of one position and KV head into `out`.
@@ -348,7 +348,7 @@ impl<E: Element> KvCache<E> {
     ) -> Result<(), KvCacheError> {
         let page = self.find(pos, kv_head)?;
         rows::check_out(Side::Key, self.shape().k_width(), out)?;
-        self.layout.read_k(page.numbers(), kv_head, pos % self.shape().block_size(), out);
+        self.layout.read_k(page.words(), kv_head, pos % self.shape().block_size(), out);
         Ok(())
     }
 
@@ -365,13 +365,13 @@ impl<E: Element> KvCache<E> {
     ) -> Result<(), KvCacheError> {
         let page = self.find(pos, kv_head)?;
         rows::check_out(Side::Value, self.shape().v_width(), out)?;
-        self.layout.read_v(page.numbers(), kv_head, pos % self.shape().block_size(), out);
+        self.layout.read_v(page.words(), kv_head, pos % self.shape().block_size(), out);
         Ok(())
     }
 
     /// The pages in order, for attention.
     pub(crate) fn view(&self) -> KvView<'_, E> {
-        KvView::owned(self.layout, &self.pages, self.len)
+        KvView::owned(&self.layout, &self.pages, self.len)
     }
 
     fn find(&self, position: usize, head: usize) -> Result<&Memory, KvCacheError> {
@@ -387,14 +387,14 @@ impl<E: Element> KvCache<E> {
         let shape = self.shape();
         let written = shape.blocks_for(self.len);
         for page in &mut self.pages[written..] {
-            page.numbers_mut::<E::Stored>().fill(E::POISON);
+            page.words_mut().fill(u64::MAX);
         }
         let row = self.len % shape.block_size();
         if row != 0 {
             let n = shape.block_size() - row;
             let (k, v) = (n * shape.k_row_len(), n * shape.v_row_len());
             let nothing = alloc::vec![f32::NAN; k.max(v)];
-            let page = self.pages[written - 1].numbers_mut();
+            let page = self.pages[written - 1].words_mut();
             E::write(&self.layout, page, row, &nothing[..k], &nothing[..v]);
         }
     }
@@ -407,7 +407,7 @@ impl<E: Element> KvCache<E> {
             return Err(refused.into());
         }
         rows::by_block(self.shape(), self.len, n, k, v, |index, row, k, v| {
-            E::write(&self.layout, self.pages[index].numbers_mut(), row, k, v);
+            E::write(&self.layout, self.pages[index].words_mut(), row, k, v);
         });
         self.len = end;
         Ok(())
@@ -451,12 +451,12 @@ impl<E: Element> KvCache<E> {
         if need <= had {
             return Ok(());
         }
-        let bytes = (need - had).checked_mul(self.layout.block_len() * size_of::<E::Stored>());
+        let bytes = (need - had).checked_mul(self.layout.block_words() * size_of::<u64>());
         let bytes = bytes.ok_or(ShapeError::Overflow)?;
         // The list of pages grows by doubling, as any `Vec`; only the list is ever moved.
         self.pages.try_reserve(need - had).map_err(|_| ShapeError::OutOfMemory { bytes })?;
         for _ in had..need {
-            match Memory::zeroed::<E::Stored>(self.layout.block_len()) {
+            match Memory::zeroed(self.layout.block_words()) {
                 Ok(page) => self.pages.push(page),
                 Err(refused) => {
                     self.pages.truncate(had);
@@ -466,7 +466,7 @@ impl<E: Element> KvCache<E> {
         }
         if self.poison {
             for page in &mut self.pages[had..] {
-                page.numbers_mut::<E::Stored>().fill(E::POISON);
+                page.words_mut().fill(u64::MAX);
             }
         }
         Ok(())

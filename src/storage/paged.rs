@@ -112,9 +112,9 @@ impl<E: Element> PagedKvStore<E> {
     /// ```
     pub fn with_shape(shape: KvShape, total_blocks: usize) -> Result<Self, ShapeError> {
         let layout = Layout::new(shape);
-        let numbers = total_blocks.checked_mul(layout.block_len()).ok_or(ShapeError::Overflow)?;
+        let words = total_blocks.checked_mul(layout.block_words()).ok_or(ShapeError::Overflow)?;
         let blocks = Handle::new(Blocks::new(total_blocks)?);
-        let memory = Memory::zeroed::<E::Stored>(numbers)?;
+        let memory = Memory::zeroed(words)?;
         Ok(PagedKvStore { id: StoreId::fresh(), layout, memory, blocks, poison: false })
     }
 
@@ -173,7 +173,7 @@ impl<E: Element> PagedKvStore<E> {
     /// Exact: the store's memory is this times [`total_blocks`](Self::total_blocks), and one line
     /// for the alignment of the first block.
     pub fn bytes_per_block(&self) -> usize {
-        self.layout.block_len() * size_of::<E::Stored>()
+        self.layout.block_words() * size_of::<u64>()
     }
 
     /// Recounts every block from those who hold some: the block tables of all sequences, and one
@@ -225,7 +225,7 @@ impl<E: Element> PagedKvStore<E> {
 
     /// The first `len` positions of the blocks in `table`, for attention.
     pub(crate) fn view<'a>(&'a self, table: &'a [BlockId], len: usize) -> KvView<'a, E> {
-        KvView::table(self.layout, self.memory.numbers(), table, len)
+        KvView::table(&self.layout, self.memory.with_slack(), table, len)
     }
 
     /// Whether `need` blocks can be taken.
@@ -259,25 +259,25 @@ impl<E: Element> PagedKvStore<E> {
     /// Copies all rows of one block into another.
     pub(crate) fn copy_block(&mut self, from: BlockId, to: BlockId) {
         let (from, to) = (self.range(from), self.range(to));
-        self.memory.numbers_mut::<E::Stored>().copy_within(from, to.start);
+        self.memory.words_mut().copy_within(from, to.start);
     }
 
     /// Writes rows to the positions `first ..` of a block. Lengths have been checked.
     pub(crate) fn write(&mut self, block: BlockId, first: usize, k: &[f32], v: &[f32]) {
         let range = self.range(block);
-        E::write(&self.layout, &mut self.memory.numbers_mut()[range], first, k, v);
+        E::write(&self.layout, &mut self.memory.words_mut()[range], first, k, v);
     }
 
     /// Reads a key row back. Indices and the length of `out` have been checked.
     pub(crate) fn read_k(&self, block: BlockId, head: usize, position: usize, out: &mut [f32]) {
-        let numbers = &self.memory.numbers()[self.range(block)];
-        self.layout.read_k(numbers, head, position, out);
+        let words = &self.memory.words()[self.range(block)];
+        self.layout.read_k(words, head, position, out);
     }
 
     /// Reads a value row back. Indices and the length of `out` have been checked.
     pub(crate) fn read_v(&self, block: BlockId, head: usize, position: usize, out: &mut [f32]) {
-        let numbers = &self.memory.numbers()[self.range(block)];
-        self.layout.read_v(numbers, head, position, out);
+        let words = &self.memory.words()[self.range(block)];
+        self.layout.read_v(words, head, position, out);
     }
 
     /// In poison mode, what was at the positions `first ..` of this block is nobody's any more.
@@ -294,11 +294,11 @@ impl<E: Element> PagedKvStore<E> {
 
     fn fill_poison(&mut self, block: BlockId) {
         let range = self.range(block);
-        self.memory.numbers_mut::<E::Stored>()[range].fill(E::POISON);
+        self.memory.words_mut()[range].fill(u64::MAX);
     }
 
     fn range(&self, block: BlockId) -> Range<usize> {
-        let len = self.layout.block_len();
+        let len = self.layout.block_words();
         let start = block.index() * len;
         start..start + len
     }
@@ -313,7 +313,7 @@ mod tests {
         // 3 positions x (5 + 5) numbers = 30, rounded to two lines of 16, for each of 2 heads.
         let store = PagedKvStore::new(3, 7, 2, 5);
         assert_eq!(store.bytes_per_block(), 2 * 32 * 4);
-        assert_eq!(store.memory.numbers::<f32>().len() * 4, 7 * store.bytes_per_block());
+        assert_eq!(store.memory.words().len() * 8, 7 * store.bytes_per_block());
     }
 
     #[test]

@@ -10,24 +10,25 @@ use crate::id::BlockId;
 /// `block(p / block_size)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KvView<'a, E: Element> {
-    layout: Layout<E>,
-    pages: Pages<'a, E>,
+    layout: &'a Layout<E>,
+    pages: Pages<'a>,
     len: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Pages<'a, E: Element> {
+enum Pages<'a> {
     /// Blocks of a shared store, found through a block table.
-    Table { memory: &'a [E::Stored], table: &'a [BlockId] },
+    Table { memory: &'a [u64], table: &'a [BlockId] },
     /// Blocks of the sequence's own, in order.
     Owned(&'a [Memory]),
 }
 
 impl<'a, E: Element> KvView<'a, E> {
-    /// The first `len` positions of the blocks that `table` names in `memory`.
+    /// The first `len` positions of the blocks that `table` names in `memory`, a line to spare
+    /// included.
     pub(crate) fn table(
-        layout: Layout<E>,
-        memory: &'a [E::Stored],
+        layout: &'a Layout<E>,
+        memory: &'a [u64],
         table: &'a [BlockId],
         len: usize,
     ) -> Self {
@@ -36,29 +37,30 @@ impl<'a, E: Element> KvView<'a, E> {
     }
 
     /// The first `len` positions of these blocks.
-    pub(crate) fn owned(layout: Layout<E>, blocks: &'a [Memory], len: usize) -> Self {
+    pub(crate) fn owned(layout: &'a Layout<E>, blocks: &'a [Memory], len: usize) -> Self {
         debug_assert!(layout.shape().blocks_for(len) <= blocks.len(), "pages cover the cache");
         KvView { layout, pages: Pages::Owned(blocks), len }
     }
 
     /// Positions in the sequence.
+    #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    pub(crate) fn layout(&self) -> Layout<E> {
+    #[inline(always)]
+    pub(crate) fn layout(&self) -> &'a Layout<E> {
         self.layout
     }
 
-    /// The numbers of the sequence's `index`-th block.
+    /// The memory from the sequence's `index`-th block on, a line behind the last block included.
     #[inline(always)]
-    pub(crate) fn block(&self, index: usize) -> &'a [E::Stored] {
-        let len = self.layout.block_len();
+    pub(crate) fn block(&self, index: usize) -> &'a [u64] {
         match self.pages {
             Pages::Table { memory, table } => {
-                cut::part(memory, cut::one(table, index).index() * len, len)
+                cut::from(memory, cut::one(table, index).index() * self.layout.block_words())
             }
-            Pages::Owned(blocks) => cut::one(blocks, index).numbers(),
+            Pages::Owned(blocks) => cut::one(blocks, index).with_slack(),
         }
     }
 }
