@@ -61,7 +61,7 @@ impl<E> Clone for Layout<E> {
 impl<E> Copy for Layout<E> {}
 
 impl<E: Element> Layout<E> {
-    pub(crate) fn new(shape: KvShape) -> Self {
+    pub(crate) const fn new(shape: KvShape) -> Self {
         let numbers = shape.block_size() * (shape.k_width() + shape.v_width());
         let tile_len = numbers.next_multiple_of(LINE / size_of::<E::Stored>());
         Layout { shape, tile_len, element: PhantomData }
@@ -137,7 +137,7 @@ impl<E: Element> Layout<E> {
     }
 
     /// Numbers in one block.
-    pub(crate) fn block_len(&self) -> usize {
+    pub(crate) const fn block_len(&self) -> usize {
         self.tile_len * self.shape.n_kv_heads()
     }
 
