@@ -106,6 +106,7 @@ pub mod cache {
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
     pub use crate::share::shared::SharedPagedKv;
     pub use crate::storage::contiguous::KvCache;
+    pub use crate::storage::memory::{RefusedMemory, StoreMemory};
     pub use crate::storage::paged::PagedKvStore;
     #[cfg(target_has_atomic = "ptr")]
     pub use crate::storage::pool::KvBlockPool;

@@ -13,7 +13,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::memory::Memory;
+use super::memory::{Memory, lines_for};
 #[cfg(target_has_atomic = "ptr")]
 use super::pool::KvBlockPool;
 use super::rows;
@@ -455,8 +455,9 @@ impl<E: Element> KvCache<E> {
         let bytes = bytes.ok_or(ShapeError::Overflow)?;
         // The list of pages grows by doubling, as any `Vec`; only the list is ever moved.
         self.pages.try_reserve(need - had).map_err(|_| ShapeError::OutOfMemory { bytes })?;
+        let lines = lines_for::<E::Stored>(self.layout.block_len());
         for _ in had..need {
-            match Memory::zeroed::<E::Stored>(self.layout.block_len()) {
+            match Memory::zeroed(lines) {
                 Ok(page) => self.pages.push(page),
                 Err(refused) => {
                     self.pages.truncate(had);
