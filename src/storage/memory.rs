@@ -494,4 +494,13 @@ mod tests {
             }
         }
     }
+
+    /// The spare line is asked for, too: a byte less than it would be somebody else's.
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn lines_without_a_spare_one_are_refused() {
+        let brought = StoreMemory::from(vec![0_u8; bytes_for(3).unwrap()]);
+        let lines = brought.lines().unwrap() + 1;
+        Memory::brought(brought, lines);
+    }
 }
