@@ -39,4 +39,9 @@ fn opening_eight_gib_touches_nothing() {
     println!("{} KiB resident with {} positions", grown >> 10, sequence.seq_len());
     assert!(grown >= 30 << 20, "32 MiB were written and {grown} bytes became resident");
     sequence.release(&mut store).unwrap();
+
+    // And all of it goes with the store.
+    drop(store);
+    let left = resident().saturating_sub(before);
+    assert!(left < 8 << 20, "{left} bytes stayed resident behind the store");
 }
