@@ -105,6 +105,15 @@ pub enum ShapeError {
         /// How many bytes it was asked for.
         bytes: usize,
     },
+    /// The memory that the caller brought does not hold these blocks.
+    MemoryTooSmall {
+        /// Blocks that were to fit: one, where no number was asked for.
+        blocks: usize,
+        /// Bytes that hold them at whatever address they begin.
+        need: usize,
+        /// Bytes handed in.
+        have: usize,
+    },
 }
 
 impl fmt::Display for ShapeError {
@@ -121,6 +130,9 @@ impl fmt::Display for ShapeError {
                 write!(f, "{n_heads} query heads cannot be divided over {n_kv_heads} KV heads")
             }
             ShapeError::OutOfMemory { bytes } => write!(f, "{bytes} bytes could not be allocated"),
+            ShapeError::MemoryTooSmall { blocks, need, have } => {
+                write!(f, "{blocks} blocks need {need} bytes of memory, got {have}")
+            }
         }
     }
 }

@@ -25,6 +25,7 @@
 //! - [`PagedKvStore`](cache::PagedKvStore) and [`PagedKvCache`](cache::PagedKvCache): one layer's
 //!   memory and the sequences in it. Sequences fork without copying, roll back, and adopt blocks
 //!   that others filled; a block that others hold is copied before it is written.
+//!   [`from_memory`](cache::PagedKvStore::from_memory) opens a store in a buffer of the caller's.
 //! - [`SharedPagedKv`](cache::SharedPagedKv): a store per layer behind a lock per layer, for
 //!   requests on many threads. A [`PageGroup`] is one block in every layer with
 //!   a count of holders: the unit in which prefixes are shared. A
@@ -106,6 +107,7 @@ pub mod cache {
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
     pub use crate::share::shared::SharedPagedKv;
     pub use crate::storage::contiguous::KvCache;
+    pub use crate::storage::memory::{RefusedMemory, StoreMemory};
     pub use crate::storage::paged::PagedKvStore;
     #[cfg(target_has_atomic = "ptr")]
     pub use crate::storage::pool::KvBlockPool;

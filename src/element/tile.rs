@@ -104,7 +104,7 @@ impl<E> Clone for Layout<E> {
 impl<E> Copy for Layout<E> {}
 
 /// Scales in a row of this width.
-fn groups<E: Element>(width: usize) -> usize {
+const fn groups<E: Element>(width: usize) -> usize {
     match E::META_GROUP {
         0 => 0,
         group => width.div_ceil(group),
@@ -113,7 +113,7 @@ fn groups<E: Element>(width: usize) -> usize {
 
 impl<E: Element> Layout<E> {
     /// Sizes fit: a [`KvShape`] has checked them for the widest type there is.
-    pub(crate) fn new(shape: KvShape) -> Self {
+    pub(crate) const fn new(shape: KvShape) -> Self {
         let key_cell = size_of::<<E::K as Format>::Cell>();
         let value_cell = size_of::<<E::V as Format>::Cell>();
         let rows = shape.k_width().div_ceil(E::K::NUMBERS);
@@ -232,8 +232,13 @@ impl<E: Element> Layout<E> {
         self.shape
     }
 
+    /// Lines in one block.
+    pub(crate) const fn block_lines(&self) -> usize {
+        self.block_words() / (LINE / WORD)
+    }
+
     /// Words in one block.
-    pub(crate) fn block_words(&self) -> usize {
+    pub(crate) const fn block_words(&self) -> usize {
         self.tile_words * self.shape.n_kv_heads()
     }
 

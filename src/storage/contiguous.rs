@@ -455,8 +455,9 @@ impl<E: Element> KvCache<E> {
         let bytes = bytes.ok_or(ShapeError::Overflow)?;
         // The list of pages grows by doubling, as any `Vec`; only the list is ever moved.
         self.pages.try_reserve(need - had).map_err(|_| ShapeError::OutOfMemory { bytes })?;
+        let lines = self.layout.block_lines();
         for _ in had..need {
-            match Memory::zeroed(self.layout.block_words()) {
+            match Memory::zeroed(lines) {
                 Ok(page) => self.pages.push(page),
                 Err(refused) => {
                     self.pages.truncate(had);

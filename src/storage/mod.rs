@@ -15,6 +15,9 @@
 //! PagedKvStore      memory | b0 | b1 | ... | b5 | b6 | b7 | ...     blocks: words, free stack
 //! ```
 //!
+//! Both stand in [`memory`]: lines of 64 bytes, allocated lazily or brought by the caller, and the
+//! one file of this room with `unsafe` in it.
+//!
 //! [`view`] is the one currency handed out: pages in order, and how many positions count. The
 //! room refuses to know what attention does with them, who waits for whom (`share`), and what
 //! tokens the rows stand for (`prefix`).

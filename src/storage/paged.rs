@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use core::ops::Range;
 
 use super::blocks::{Blocks, Released};
-use super::memory::Memory;
+use super::memory::{Memory, RefusedMemory, StoreMemory, bytes_for};
 use super::rows;
 use super::view::KvView;
 use crate::element::Element;
@@ -49,6 +49,11 @@ pub(crate) type Handle = alloc::boxed::Box<Blocks>;
 /// Opening asks the system for zeroed pages and touches none of them: a large store costs nothing
 /// until rows are written. Per block there are 8 bytes of bookkeeping beside
 /// [`bytes_per_block`](Self::bytes_per_block).
+///
+/// Nothing is cleared later either: a block that is taken, for the first time or again, holds what
+/// it held, and no row of it is read before it is written. Memory that the system backs a page at
+/// a time is backed at the first write to it; under std on Linux it is advised to do so in huge
+/// pages of 2 MiB.
 #[derive(Debug)]
 pub struct PagedKvStore<E: Element = f32> {
     id: StoreId,
@@ -111,11 +116,101 @@ impl<E: Element> PagedKvStore<E> {
     /// # Ok::<(), paged_kv::ShapeError>(())
     /// ```
     pub fn with_shape(shape: KvShape, total_blocks: usize) -> Result<Self, ShapeError> {
-        let layout = Layout::new(shape);
-        let words = total_blocks.checked_mul(layout.block_words()).ok_or(ShapeError::Overflow)?;
+        let lines = Self::lines(shape, total_blocks)?;
         let blocks = Handle::new(Blocks::new(total_blocks)?);
-        let memory = Memory::zeroed(words)?;
-        Ok(PagedKvStore { id: StoreId::fresh(), layout, memory, blocks, poison: false })
+        Ok(Self::assemble(shape, blocks, Memory::zeroed(lines)?))
+    }
+
+    /// A store of as many blocks as `memory` holds, or of as many as were asked for with
+    /// [`StoreMemory::with_blocks`].
+    ///
+    /// [`memory_needed`](Self::memory_needed) says how many bytes that takes. What the bytes hold
+    /// does not matter, and they are not cleared. An owned buffer is freed with the store.
+    ///
+    /// # Errors
+    ///
+    /// [`ShapeError::MemoryTooSmall`] where the blocks that were asked for do not fit, or not one
+    /// does; [`ShapeError::TooLarge`] for more blocks than ids, [`ShapeError::OutOfMemory`] where
+    /// the allocator refuses the bookkeeping. The memory comes back, with no byte changed.
+    ///
+    /// # Cost
+    ///
+    /// Touches none of the memory. The bookkeeping, 8 bytes for each block, is allocated.
+    ///
+    /// # Examples
+    ///
+    /// A buffer that the store owns:
+    ///
+    /// ```
+    /// use paged_kv::KvShape;
+    /// use paged_kv::cache::PagedKvStore;
+    ///
+    /// let shape = KvShape::square(16, 2, 64)?;
+    /// let buffer = vec![0; PagedKvStore::<f32>::memory_needed(shape, 12)?];
+    /// let store = PagedKvStore::<f32>::from_memory(shape, buffer)?;
+    /// assert_eq!(store.total_blocks(), 12);
+    ///
+    /// let refused = PagedKvStore::<f32>::from_memory(shape, vec![0; 1000]).unwrap_err();
+    /// assert_eq!(refused.to_string(), "1 blocks need 16511 bytes of memory, got 1000");
+    /// assert_eq!(refused.memory.as_bytes(), [0; 1000]); // it can be put to another use
+    /// # Ok::<(), paged_kv::ShapeError>(())
+    /// ```
+    ///
+    /// A static buffer, as a microcontroller has it, whose size the compiler works out:
+    ///
+    /// ```
+    /// use paged_kv::KvShape;
+    /// use paged_kv::cache::PagedKvStore;
+    ///
+    /// type Store = PagedKvStore<f32>;
+    /// const SHAPE: KvShape = match KvShape::square(16, 1, 32) {
+    ///     Ok(shape) => shape,
+    ///     Err(_) => panic!("the shape cannot exist"),
+    /// };
+    /// const BYTES: usize = match Store::memory_needed(SHAPE, 4) {
+    ///     Ok(bytes) => bytes,
+    ///     Err(_) => panic!("the store cannot exist"),
+    /// };
+    /// static mut BUFFER: [u8; BYTES] = [0; BYTES];
+    ///
+    /// // SAFETY: `main` runs once, and names the buffer once.
+    /// let buffer: &'static mut [u8] = unsafe { &mut *(&raw mut BUFFER) };
+    /// let store = Store::from_memory(SHAPE, buffer)?;
+    /// assert_eq!(store.total_blocks(), 4);
+    /// # Ok::<(), paged_kv::ShapeError>(())
+    /// ```
+    pub fn from_memory(
+        shape: KvShape,
+        memory: impl Into<StoreMemory>,
+    ) -> Result<Self, RefusedMemory> {
+        let memory = memory.into();
+        let opened = Self::fitting(shape, &memory)
+            .and_then(|total| Ok((Self::lines(shape, total)?, Blocks::new(total)?)));
+        match opened {
+            Ok((lines, blocks)) => {
+                Ok(Self::assemble(shape, Handle::new(blocks), Memory::brought(memory, lines)))
+            }
+            Err(error) => Err(RefusedMemory { error, memory }),
+        }
+    }
+
+    /// Bytes that [`from_memory`](Self::from_memory) needs for `total_blocks` blocks, whatever
+    /// the address of the first: [`bytes_per_block`](Self::bytes_per_block) for each, one line of
+    /// 64 that kernels may read behind the last one, and 63 to skip in front of the first.
+    ///
+    /// A buffer of exactly this length holds exactly so many blocks at every address.
+    ///
+    /// # Errors
+    ///
+    /// [`ShapeError::Overflow`] where the bytes do not fit `isize`.
+    pub const fn memory_needed(shape: KvShape, total_blocks: usize) -> Result<usize, ShapeError> {
+        match Self::lines(shape, total_blocks) {
+            Ok(lines) => match bytes_for(lines) {
+                Some(bytes) => Ok(bytes),
+                None => Err(ShapeError::Overflow),
+            },
+            Err(error) => Err(error),
+        }
     }
 
     /// From now on, blocks that nobody has written hold what is not a number, so that a row read
@@ -170,8 +265,11 @@ impl<E: Element> PagedKvStore<E> {
 
     /// Bytes of rows in one block, the rounding of each head's tile to a cache line included.
     ///
-    /// Exact: the store's memory is this times [`total_blocks`](Self::total_blocks), and one line
-    /// for the alignment of the first block.
+    /// Exact: the store's memory is this times [`total_blocks`](Self::total_blocks), one line that
+    /// kernels may read behind the last block, and what the first block is moved by to be aligned:
+    /// up to 63 bytes. Under std on Linux, stores of 2 MiB and more begin and end on 2 MiB, for
+    /// the sake of huge pages; what that adds, less than 4 MiB, is address space that nobody
+    /// touches.
     pub fn bytes_per_block(&self) -> usize {
         self.layout.block_words() * size_of::<u64>()
     }
@@ -292,6 +390,33 @@ impl<E: Element> PagedKvStore<E> {
         self.write(block, first, k, v);
     }
 
+    /// Lines that so many blocks stand in.
+    const fn lines(shape: KvShape, total_blocks: usize) -> Result<usize, ShapeError> {
+        let block = Layout::<E>::new(shape).block_lines();
+        match block.checked_mul(total_blocks) {
+            Some(lines) => Ok(lines),
+            None => Err(ShapeError::Overflow),
+        }
+    }
+
+    /// How many blocks a store in this memory has.
+    fn fitting(shape: KvShape, memory: &StoreMemory) -> Result<usize, ShapeError> {
+        let block = Self::lines(shape, 1)?;
+        let fit = memory.lines().map(|lines| lines / block);
+        // No block at all can be asked for, and is not what somebody means who asks for none.
+        let blocks = memory.blocks().unwrap_or(fit.unwrap_or(0).max(1));
+        if fit.is_some_and(|fit| blocks <= fit) {
+            return Ok(blocks);
+        }
+        let need = Self::memory_needed(shape, blocks)?;
+        Err(ShapeError::MemoryTooSmall { blocks, need, have: memory.as_bytes().len() })
+    }
+
+    fn assemble(shape: KvShape, blocks: Handle, memory: Memory) -> Self {
+        let layout = Layout::new(shape);
+        PagedKvStore { id: StoreId::fresh(), layout, memory, blocks, poison: false }
+    }
+
     fn fill_poison(&mut self, block: BlockId) {
         let range = self.range(block);
         self.memory.words_mut()[range].fill(u64::MAX);
@@ -314,6 +439,12 @@ mod tests {
         let store = PagedKvStore::new(3, 7, 2, 5);
         assert_eq!(store.bytes_per_block(), 2 * 32 * 4);
         assert_eq!(store.memory.words().len() * 8, 7 * store.bytes_per_block());
+        let shape = store.shape();
+        let needed = |blocks| PagedKvStore::<f32>::memory_needed(shape, blocks);
+        assert_eq!(needed(7), Ok(7 * store.bytes_per_block() + 64 + 63));
+        assert_eq!(needed(0), Ok(64 + 63));
+        assert_eq!(needed(usize::MAX / 256), Err(ShapeError::Overflow));
+        assert_eq!(needed(usize::MAX), Err(ShapeError::Overflow));
     }
 
     #[test]
@@ -325,5 +456,27 @@ mod tests {
             PagedKvStore::try_new(0, 1, 1, 1).err(),
             Some(ShapeError::Zero { what: "block_size" })
         );
+    }
+
+    /// Neither opening nor taking touches a byte; writing touches the row's alone.
+    #[test]
+    fn taking_a_block_clears_nothing() {
+        let shape = KvShape::square(3, 2, 5).unwrap();
+        let bytes = PagedKvStore::<f32>::memory_needed(shape, 4).unwrap();
+        let mut store = PagedKvStore::<f32>::from_memory(shape, alloc::vec![0xa5; bytes]).unwrap();
+        let taken = |store: &PagedKvStore| {
+            let bytes: &[u8] = bytemuck::cast_slice(store.memory.with_slack());
+            bytes.iter().filter(|byte| **byte != 0xa5).count()
+        };
+        for _ in 0..2 {
+            let blocks = [(); 4].map(|()| store.take());
+            assert_eq!(taken(&store), 0);
+            for block in blocks {
+                store.give_back(block);
+            }
+        }
+        let block = store.take();
+        store.write(block, 1, &[0.0; 10], &[0.0; 10]);
+        assert_eq!(taken(&store), 20 * size_of::<f32>());
     }
 }
