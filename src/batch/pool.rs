@@ -29,6 +29,10 @@
 //! Tried and left: a count of the workers inside a run, with a gate that the caller closes. It
 //! makes the caller wait for a worker that entered, claimed nothing and lost its core.
 //!
+//! Checked by a model of every order of steps (`pool/loom_tests.rs`), which notices each ordering
+//! of the run's words that is weakened to relaxed, and under ThreadSanitizer (`pool/tests.rs` has
+//! the command).
+//!
 //! The sleepers' flags decide who is woken. If one were missed, a run would be slower and nothing
 //! else; they are sequentially consistent so that none is.
 
@@ -61,10 +65,11 @@ mod below {
     pub(super) use loom::{hint::spin_loop, sync::atomic, sync::mpsc, thread};
 }
 
-/// How often a worker looks for work before it sleeps: 2048 pauses of 10 to 20 ns, and 15 yields
-/// of half a microsecond, make 30 to 50 us. The next layer of a small model begins within that; a
-/// step of something else between two layers takes longer than it is polite to hold a core for.
-const LOOKS: u32 = if cfg!(loom) { 2 } else { 2048 };
+/// How often a worker looks for work before it sleeps: 1024 pauses, which last 25 to 50 ns each on
+/// processors of today, and 8 yields of half a microsecond make 30 to 55 us (29 us where the figures
+/// of this room were taken). The next layer of a small model begins within that; a step of
+/// something else between two layers takes longer than it is polite to hold a core for.
+const LOOKS: u32 = if cfg!(loom) { 2 } else { 1024 };
 
 /// After how many looks a thread that waits offers its core to others, one of which may be what it
 /// waits for.
@@ -325,6 +330,7 @@ impl Shared {
                 // Returns at once if it was woken in between, and sometimes for no reason.
                 thread::park();
             }
+            // Whoever wakes a worker has done this; needed where nobody did.
             asleep.store(false, Ordering::SeqCst);
         }
     }
