@@ -56,12 +56,12 @@ use super::executor::{Executor, Inline, count_chunks};
 
 /// What the pool stands on, and what the model checker puts in its place.
 mod below {
-    #[cfg(not(loom))]
+    #[cfg(not(all(test, loom)))]
     pub(super) use core::{hint::spin_loop, sync::atomic};
-    #[cfg(not(loom))]
+    #[cfg(not(all(test, loom)))]
     pub(super) use std::{sync::mpsc, thread};
 
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     pub(super) use loom::{hint::spin_loop, sync::atomic, sync::mpsc, thread};
 }
 
@@ -69,11 +69,11 @@ mod below {
 /// processors of today, and 8 yields of half a microsecond make 30 to 55 us (29 us where the figures
 /// of this room were taken). The next layer of a small model begins within that; a step of
 /// something else between two layers takes longer than it is polite to hold a core for.
-const LOOKS: u32 = if cfg!(loom) { 2 } else { 1024 };
+const LOOKS: u32 = if cfg!(all(test, loom)) { 2 } else { 1024 };
 
 /// After how many looks a thread that waits offers its core to others, one of which may be what it
 /// waits for.
-const LOOKS_PER_YIELD: u32 = if cfg!(loom) { 1 } else { 128 };
+const LOOKS_PER_YIELD: u32 = if cfg!(all(test, loom)) { 1 } else { 128 };
 
 /// What a panic leaves behind.
 type Payload = Box<dyn Any + Send>;

@@ -12,8 +12,8 @@ use super::*;
 
 /// Each executor by name; those with threads at several counts.
 fn executors() -> Vec<(String, Box<dyn Executor + Sync>)> {
-    let mut all: Vec<(String, Box<dyn Executor + Sync>)> =
-        vec![("inline".into(), Box::new(Inline))];
+    let mut all: Vec<(String, Box<dyn Executor + Sync>)> = Vec::new();
+    all.push(("inline".into(), Box::new(Inline)));
     #[cfg(feature = "std")]
     for threads in [1, 2, 3, 8] {
         let pool = ThreadPool::new(threads);
