@@ -69,6 +69,7 @@
 //! kernel              scores, softmax, values, states: arithmetic only
 //! storage             blocks, stores, sequences, contiguous caches
 //! attention           the doors: pages and arithmetic meet
+//! batch               who does the work, on which threads
 //! share               locks, page groups, the shared layer
 //! ```
 //!
@@ -82,6 +83,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod attention;
+pub mod batch;
 mod cut;
 mod element;
 mod error;

@@ -8,6 +8,8 @@ use paged_kv::attention::{
     AttentionOptions, AttentionState, Output, attention_scratch_len, causal_gqa_attention_into,
     causal_gqa_attention_paged_into,
 };
+#[cfg(feature = "std")]
+use paged_kv::batch::{Executor, ThreadPool};
 use paged_kv::cache::{KvCache, PagedKvCache, PagedKvStore};
 use paged_kv::{GqaShape, Level};
 use std::alloc::System;
@@ -220,4 +222,31 @@ fn inside_a_block_a_push_allocates_nothing() {
         }
     });
     assert_eq!(count, 0);
+}
+
+/// Neither the caller of a run nor the worker asks for anything.
+#[cfg(feature = "std")]
+#[test]
+fn a_run_of_the_pool_allocates_nothing() {
+    let pool = ThreadPool::new(2);
+    let both = std::sync::Barrier::new(2);
+    let caller = std::thread::current().id();
+    let mut data = [0.0; 2];
+    let mut worker_counts = [0; 2];
+    // What a thread asks for once in its life, it has after the first of the two.
+    for worker_count in &mut worker_counts {
+        let count = allocations(|| {
+            for _ in 0..100 {
+                pool.for_each_chunk(&mut data, 1, &|_, part| {
+                    both.wait();
+                    let here = std::thread::current().id() == caller;
+                    part[0] = if here { 0.0 } else { COUNT.get() as f32 };
+                });
+            }
+        });
+        assert_eq!(count, 0);
+        *worker_count = data.iter().sum::<f32>() as usize;
+    }
+    assert_eq!(worker_counts[0], worker_counts[1]);
+    assert!(worker_counts[0] > 0, "the worker was counted: it told that it had started");
 }
