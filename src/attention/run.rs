@@ -117,7 +117,7 @@ impl<'a> Regions<'a> {
             (total_outs, total_heads) = (outs, heads);
             (outs, heads, rest) = states(rest, rows, stride);
         }
-        let (scores, rest) = region(rest, BATCH_ROWS * size_of::<ScoreRow>() / size_of::<f32>());
+        let (scores, rest) = region(rest, MOST_ROWS * size_of::<ScoreRow>() / size_of::<f32>());
         let (q, _) = region(rest, rows * shape.kv().k_width());
         let scores = scores.as_chunks_mut().0;
         let mut regions = Regions { stride, heads, outs, total_heads, total_outs, q, scores };
@@ -155,11 +155,6 @@ fn states(
     (outs, heads.as_chunks_mut().0, rest)
 }
 
-/// Rows that go through the softmax together: its chain of dependent steps is long, and with more
-/// rows there is something to do meanwhile. As many as a vector has lanes, since the factors by
-/// which outputs shrink are computed in one.
-pub(crate) const BATCH_ROWS: usize = LANES;
-
 /// A softmax tile over some rows of an item.
 #[derive(Clone, Copy)]
 struct Tile<'t, 'a> {
@@ -175,11 +170,16 @@ struct Tile<'t, 'a> {
     extent: Option<Extent>,
 }
 
-/// Rows of a tile that are worked on at once: `rows` rows of each of `heads` KV heads.
+/// Rows of a tile that are worked on at once: at most as many as the level's register tile is high.
+///
+/// Rows of one KV head, although more of them at once would keep the processor busy during the
+/// long chain of the softmax: with the keys of two heads before the values of the first, cold pages
+/// were read at 73 % of the memory's speed instead of 97 % (16 heads of 64, one row each).
 #[derive(Clone, Copy)]
 struct Batch {
+    /// The KV head, counted in the item.
     head: usize,
-    heads: usize,
+    /// The first row, counted in the item's rows of that head.
     row: usize,
     rows: usize,
 }
@@ -336,26 +336,20 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         // As even as can be: nine rows are five and four, not eight and one.
         let most = rows_at_once::<S, Widen<E::K>>();
         let rows = tile.rows.div_ceil(tile.rows.div_ceil(most));
-        // Heads join where their rows follow each other in the item.
-        let whole = rows == self.rows_per_head;
-        let heads = if whole { BATCH_ROWS / rows } else { 1 };
-        let mut head = 0;
-        while head < self.item.heads.len() {
-            let heads = heads.min(self.item.heads.len() - head);
+        for head in 0..self.item.heads.len() {
             let mut row = tile.first_row;
             while row < tile.first_row + tile.rows {
                 let rows = rows.min(tile.first_row + tile.rows - row);
-                self.step(s, &tile, Batch { head, heads, row, rows });
+                self.step(s, &tile, Batch { head, row, rows });
                 row += rows;
             }
-            head += heads;
         }
     }
 
     /// Some rows over one softmax tile: scores, softmax, values.
     #[inline(always)]
     fn step<S: Simd>(&mut self, s: S, tile: &Tile<'_, 'a>, batch: Batch) {
-        let mut extents = [Extent::EMPTY; BATCH_ROWS];
+        let mut extents = [Extent::EMPTY; MOST_ROWS];
         let extent = match tile.extent {
             Some(extent) => extent,
             None => self.extents(tile, batch, &mut extents),
@@ -363,38 +357,34 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         if extent.is_empty() {
             return;
         }
-        for index in 0..batch.heads {
-            self.scores(s, tile, batch, index, extent);
-        }
+        self.scores(s, tile, batch, extent);
         let mut shrink = [0.0; LANES];
         match tile.extent {
             Some(extent) => self.softmax(s, tile, batch, &mut shrink, |_| extent),
             None => self.softmax(s, tile, batch, &mut shrink, |row| *cut::one(&extents, row)),
         }
-        for index in 0..batch.heads {
-            match tile.extent {
-                Some(extent) => {
-                    let taken = Taken { line: 0, lines: batch.rows, extent };
-                    self.values(s, tile, batch, index, taken, &shrink);
-                }
-                None => self.ragged(s, tile, batch, index, &extents, &mut shrink),
+        match tile.extent {
+            Some(extent) => {
+                let taken = Taken { line: 0, lines: batch.rows, extent };
+                self.values(s, tile, batch, taken, &shrink);
             }
+            None => self.ragged(s, tile, batch, &extents, &mut shrink),
         }
     }
 
-    /// A head's first row in this batch, among all rows of the item.
+    /// The first row of a batch among all rows of the item.
     #[inline(always)]
-    fn first(&self, batch: Batch, index: usize) -> usize {
-        (batch.head + index) * self.rows_per_head + batch.row
+    fn first(&self, batch: Batch) -> usize {
+        batch.head * self.rows_per_head + batch.row
     }
 
     /// Where a head's tiles are, and what is needed next.
     #[inline(always)]
-    fn tiles<'t>(&self, tile: &Tile<'t, 'a>, batch: Batch, index: usize) -> Tiles<'t, 'a>
+    fn tiles<'t>(&self, tile: &Tile<'t, 'a>, batch: Batch) -> Tiles<'t, 'a>
     where
         'i: 't,
     {
-        let head = batch.head + index;
+        let head = batch.head;
         let ahead = if head + 1 < self.item.heads.len() { self.next_head } else { tile.next };
         let head = (self.item.heads.start + head) * self.layout.tile_words();
         Tiles { pieces: tile.pieces, head, ahead }
@@ -405,7 +395,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         &self,
         tile: &Tile<'_, 'a>,
         batch: Batch,
-        extents: &mut [Extent; BATCH_ROWS],
+        extents: &mut [Extent; MOST_ROWS],
     ) -> Extent {
         let mut any = Extent { from: TILE, to: 0 };
         let group = self.task.shape.group();
@@ -435,24 +425,23 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         s: S,
         tile: &Tile<'_, 'a>,
         batch: Batch,
-        index: usize,
         extent: Extent,
     ) {
         let width = self.task.shape.kv().k_width();
-        let first = self.first(batch, index);
-        let tiles = self.tiles(tile, batch, index);
+        let first = self.first(batch);
+        let tiles = self.tiles(tile, batch);
         let (panels, step) = (self.layout.keys(), PhantomData::<Widen<E::K>>);
         let rows = cut::part(self.regions.q, first * width, batch.rows * width);
         let q = Queries { rows, width, first: 0, first_row: 0, numbers: width };
-        let out = cut::part_mut(self.regions.scores, index * batch.rows, batch.rows);
+        let out = cut::part_mut(self.regions.scores, 0, batch.rows);
         Scores { q, tiles, panels, extent, out, step }.run(s, batch.rows);
         let mut end = tile.pieces.end_if_more(extent);
         while end < extent.to {
             let view = self.query(batch.row).0.view;
             let more = pieces_of(&view, tile.start, end, tile.start + extent.to);
-            let tiles = self.tiles(&Tile { pieces: &more, ..*tile }, batch, index);
+            let tiles = self.tiles(&Tile { pieces: &more, ..*tile }, batch);
             let rows = cut::part(self.regions.q, first * width, batch.rows * width);
-            let out = cut::part_mut(self.regions.scores, index * batch.rows, batch.rows);
+            let out = cut::part_mut(self.regions.scores, 0, batch.rows);
             Scores { q: Queries { rows, ..q }, tiles, panels, extent, out, step }.run(s, batch.rows);
             end = more.end_if_more(extent);
         }
@@ -468,29 +457,28 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         shrink: &mut [f32; LANES],
         extent: impl Fn(usize) -> Extent,
     ) {
-        let first = self.first(batch, 0);
-        let lines = batch.heads * batch.rows;
+        let first = self.first(batch);
+        let lines = batch.rows;
         let options = &self.task.options;
         if options.cap.is_some() || options.slopes.is_some() {
             for line in 0..lines {
-                let (head, row) = (batch.head + line / batch.rows, line % batch.rows);
-                let rule = self.rule(head, batch.row + row, tile.start);
-                transform(s, cut::one_mut(self.regions.scores, line), extent(row), rule);
+                let rule = self.rule(batch.head, batch.row + line, tile.start);
+                transform(s, cut::one_mut(self.regions.scores, line), extent(line), rule);
             }
         }
         let heads = cut::part_mut(self.regions.heads, first, lines);
         let rows = cut::part_mut(self.regions.scores, 0, lines);
         let mut rises = [0.0; LANES];
-        let mut row = 0;
-        for ((scores, head), rise) in rows.iter_mut().zip(&mut *heads).zip(&mut rises) {
-            *rise = raise(s, scores, extent(row), head);
-            row = if row + 1 == batch.rows { 0 } else { row + 1 };
+        for (line, ((scores, head), rise)) in
+            rows.iter_mut().zip(&mut *heads).zip(&mut rises).enumerate()
+        {
+            *rise = raise(s, scores, extent(line), head);
         }
         s.store(exp2(s, s.load(&rises)), shrink);
-        let mut row = 0;
-        for ((scores, head), shrink) in rows.iter_mut().zip(heads).zip(shrink) {
-            weigh(s, scores, extent(row), *shrink, head);
-            row = if row + 1 == batch.rows { 0 } else { row + 1 };
+        for (line, ((scores, head), shrink)) in
+            rows.iter_mut().zip(heads).zip(shrink).enumerate()
+        {
+            weigh(s, scores, extent(line), *shrink, head);
         }
     }
 
@@ -518,8 +506,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         s: S,
         tile: &Tile<'_, 'a>,
         batch: Batch,
-        index: usize,
-        extents: &[Extent; BATCH_ROWS],
+        extents: &[Extent; MOST_ROWS],
         shrink: &mut [f32; LANES],
     ) {
         let extents = cut::part(extents, 0, batch.rows);
@@ -542,9 +529,9 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                     }
                 };
                 if !extent.is_empty() {
-                    self.values(s, tile, batch, index, Taken { line, lines, extent }, shrink);
+                    self.values(s, tile, batch, Taken { line, lines, extent }, shrink);
                     // What has shrunk once must not shrink again.
-                    cut::part_mut(shrink, index * batch.rows + line, lines).fill(1.0);
+                    cut::part_mut(shrink, line, lines).fill(1.0);
                 }
                 line += lines;
             }
@@ -558,23 +545,21 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         s: S,
         tile: &Tile<'_, 'a>,
         batch: Batch,
-        index: usize,
         taken: Taken,
         shrink: &[f32; LANES],
     ) {
         let Taken { line, lines, extent } = taken;
-        let first = self.first(batch, index) + line;
-        let place = index * batch.rows + line;
-        let stride = self.regions.stride;
+        let first = self.first(batch) + line;
+                let stride = self.regions.stride;
         let (panels, step) = (self.layout.values(), PhantomData::<Widen<E::V>>);
         let columns = Extent { from: 0, to: self.task.shape.kv().v_width() };
-        let mut shrink = cut::part(shrink, place, lines);
+        let mut shrink = cut::part(shrink, line, lines);
         let mut end = tile.pieces.end_if_more(extent);
         let mut more = Pieces::NONE;
         loop {
             let pieces = if more.list().is_empty() { tile.pieces } else { &more };
-            let tiles = self.tiles(&Tile { pieces, ..*tile }, batch, index);
-            let rows = cut::part(self.regions.scores, place, lines).as_flattened();
+            let tiles = self.tiles(&Tile { pieces, ..*tile }, batch);
+            let rows = cut::part(self.regions.scores, line, lines).as_flattened();
             let width = size_of::<ScoreRow>() / size_of::<f32>();
             let weights = Weights { rows, stride: width, shrink, extent };
             let rows = cut::part_mut(self.regions.outs, first * stride, lines * stride);

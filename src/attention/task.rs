@@ -12,8 +12,7 @@ use super::options::Resolved;
 use crate::element::Element;
 use crate::kernel::{SPLIT, ScoreRow, TILE};
 use crate::shape::GqaShape;
-use crate::simd::LANES;
-use super::run::BATCH_ROWS;
+use crate::simd::{LANES, MOST_ROWS};
 use crate::storage::view::KvView;
 
 /// Rows of one KV head that an item takes at most, unless a single position has more.
@@ -104,7 +103,7 @@ pub(crate) fn scratch_for(shape: &GqaShape, rows: usize, merges: bool) -> usize 
     let states = (v_width.next_multiple_of(LANES) + 2) * if merges { 2 } else { 1 };
     // A query row as it is, and rounded for a dot product, with its scale and correction.
     let query = k_width + k_width.div_ceil(2) + 2;
-    let scores = 2 * BATCH_ROWS * size_of::<ScoreRow>() / size_of::<f32>();
+    let scores = 2 * MOST_ROWS * size_of::<ScoreRow>() / size_of::<f32>();
     let scales = (k_width.div_ceil(32) + v_width.div_ceil(32)) * size_of::<ScoreRow>() / 4;
     let panels = TILE * (k_width.next_multiple_of(2) + v_width);
     // Each of the regions starts on a line, and the first one where the caller's memory has one.
@@ -177,7 +176,7 @@ mod tests {
             // An item has at most 256 rows, or one for each head, or 96 of one KV head.
             let rows = 256.max(n_heads).max(96.max(shape.group()));
             let row = 2 * width.next_multiple_of(16) + 4 + width + width.div_ceil(2) + 2;
-            assert!(most <= 8192 + rows * row + 64 * 2 * (width + 2));
+            assert!(most <= 4096 + rows * row + 64 * 2 * (width + 2));
         }
     }
 }
