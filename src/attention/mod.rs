@@ -21,9 +21,9 @@ use alloc::vec::Vec;
 pub use options::AttentionOptions;
 use options::Resolved;
 pub use output::Output;
-pub use state::AttentionState;
-pub(crate) use run::Job;
 use run::Finish;
+pub(crate) use run::Job;
+pub use state::AttentionState;
 pub use task::attention_scratch_len;
 use task::{Item, ItemSize, Member, Task, scratch_needed};
 

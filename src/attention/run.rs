@@ -8,12 +8,12 @@ use super::task::{Item, Member, Task};
 use crate::cut;
 use crate::element::tile::{LINE, Layout, PANEL};
 use crate::element::{Element, Widen};
-use crate::kernel::scores::{Queries, Scores};
-use crate::kernel::exp::exp2;
-use crate::kernel::softmax::{Rule, raise, transform, weigh};
+use crate::kernel::scores::Queries;
+use crate::kernel::softmax::Rule;
 use crate::kernel::state::{Head, finish, log_sum_exp, merge};
-use crate::kernel::values::{Extent, Outputs, Values, Weights};
-use crate::kernel::{MOST_PIECES, Piece, Pieces, SPLIT, ScoreRow, TILE, Tiles, rows_at_once};
+use crate::kernel::step::{Side, Step};
+use crate::kernel::values::{Apart, Extent, Scales, Values};
+use crate::kernel::{Piece, SPLIT, ScoreRow, TILE, Tiles, USUAL_PIECES, WIDTH, rows_at_once};
 use crate::shape::GqaShape;
 use crate::simd::{Kernel, LANES, MOST_ROWS, Simd};
 use crate::storage::view::KvView;
@@ -42,14 +42,11 @@ impl<E: Element> Kernel for Walk<'_, '_, '_, E> {
     fn call<S: Simd>(self, s: S) {
         let Job { task, item, scratch } = self.0;
         let layout = task.member(item.sequences.start).view.layout();
-        let tile = (layout.tile_words() * size_of::<u64>()).cast_signed();
-        let next_head = [tile; MOST_PIECES];
         let mut work = AtWork {
             task,
             item,
             layout,
             rows_per_head: item.rows_per_head(&task.shape),
-            next_head: &next_head,
             regions: Regions::new(scratch, &task.shape, item),
         };
         work.run(s);
@@ -103,6 +100,8 @@ struct Regions<'a> {
     /// Scaled query rows.
     q: &'a mut [f32],
     scores: &'a mut [ScoreRow],
+    /// What becomes of weights before they meet values.
+    factors: &'a mut [ScoreRow],
 }
 
 impl<'a> Regions<'a> {
@@ -117,10 +116,12 @@ impl<'a> Regions<'a> {
             (total_outs, total_heads) = (outs, heads);
             (outs, heads, rest) = states(rest, rows, stride);
         }
-        let (scores, rest) = region(rest, MOST_ROWS * size_of::<ScoreRow>() / size_of::<f32>());
+        let (scores, rest) = region(rest, MOST_ROWS * WIDTH);
+        let (factors, rest) = region(rest, MOST_ROWS * WIDTH);
         let (q, _) = region(rest, rows * shape.kv().k_width());
-        let scores = scores.as_chunks_mut().0;
-        let mut regions = Regions { stride, heads, outs, total_heads, total_outs, q, scores };
+        let (scores, factors) = (scores.as_chunks_mut().0, factors.as_chunks_mut().0);
+        let mut regions =
+            Regions { stride, heads, outs, total_heads, total_outs, q, scores, factors };
         regions.total_heads.fill(EMPTY);
         regions.open_split();
         regions
@@ -160,9 +161,9 @@ fn states(
 struct Tile<'t, 'a> {
     /// Its first position.
     start: usize,
-    pieces: &'t Pieces<'a>,
-    /// For each piece, bytes from the last head's tile to the first one's in the next blocks.
-    next: &'t [isize; MOST_PIECES],
+    pieces: &'t [Piece<'a>],
+    /// The pieces of the next tile.
+    next: &'t [Piece<'a>],
     /// Rows of each KV head, counted in the item.
     first_row: usize,
     rows: usize,
@@ -190,27 +191,38 @@ struct AtWork<'i, 'a, E: Element> {
     item: &'i Item,
     layout: &'a Layout<E>,
     rows_per_head: usize,
-    /// For each piece, bytes from one head's tile to the next one's.
-    next_head: &'i [isize; MOST_PIECES],
     regions: Regions<'i>,
 }
 
 impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     #[inline(always)]
     fn run<S: Simd>(&mut self, s: S) {
+        // Room for the pieces of two tiles: clearing more than is needed would be felt in the
+        // smallest calls.
+        if self.layout.shape().block_size() >= LANES {
+            let mut room = [Piece::NONE; 2 * USUAL_PIECES];
+            self.walk(s, &mut room);
+        } else {
+            let mut room = [Piece::NONE; 2 * TILE];
+            self.walk(s, &mut room);
+        }
+    }
+
+    /// Goes over the tiles; `room` is for the pieces of two of them.
+    fn walk<S: Simd>(&mut self, s: S, room: &mut [Piece<'a>]) {
         self.load_queries();
         let (any, all) = self.seen_by_rows();
         let alone = self.item.sequences.len() == 1;
         let first = self.task.member(self.item.sequences.start);
         let mut start = any.from / TILE * TILE;
-        let mut pieces = Pieces::NONE;
-        let mut following = pieces_of(&first.view, start, 0, any.to);
+        let (mut here, mut there) = cut::split(room, room.len() / 2);
+        let mut found = find_pieces(&first.view, start, any.to, there);
         while start < any.to {
-            core::mem::swap(&mut pieces, &mut following);
+            core::mem::swap(&mut here, &mut there);
+            let count = found;
             let end = start + TILE;
             if alone || end <= self.item.joint {
-                following = pieces_of(&first.view, end, 0, any.to);
-                let next = self.distances::<S>(&pieces, &following);
+                found = find_pieces(&first.view, end, any.to, there);
                 let whole = start >= all.from && end <= all.to;
                 let extent = if whole {
                     Some(Extent { from: 0, to: TILE })
@@ -219,12 +231,11 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                 } else {
                     None
                 };
+                let (pieces, next) = (cut::part(here, 0, count), cut::part(there, 0, found));
                 let (first_row, rows) = (0, self.rows_per_head);
-                let pieces = &pieces;
-                let next = &next;
                 self.tile(s, Tile { start, pieces, next, first_row, rows, extent });
             } else {
-                self.apart(s, start);
+                self.apart(s, start, there);
             }
             start = end;
             let merges = !self.regions.total_heads.is_empty();
@@ -301,30 +312,15 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         }
     }
 
-    /// For each piece, bytes from the last head's tile to the first one's in the next blocks.
-    #[inline(always)]
-    fn distances<S: Simd>(&self, here: &Pieces<'a>, next: &Pieces<'a>) -> [isize; MOST_PIECES] {
-        let mut distances = [0; MOST_PIECES];
-        if S::AHEAD > 0 {
-            let heads = (self.item.heads.len() - 1).cast_signed() * self.next_head[0];
-            let pairs = here.list().iter().zip(next.list());
-            for (distance, (here, next)) in distances.iter_mut().zip(pairs) {
-                let blocks = next.words.as_ptr().addr().wrapping_sub(here.words.as_ptr().addr());
-                *distance = blocks.cast_signed() - heads;
-            }
-        }
-        distances
-    }
-
     /// A tile that the item's sequences do not share.
-    fn apart<S: Simd>(&mut self, s: S, start: usize) {
+    fn apart<S: Simd>(&mut self, s: S, start: usize, room: &mut [Piece<'a>]) {
         let rows = self.item.rows.len() * self.task.shape.group();
         for index in 0..self.item.sequences.len() {
             let member = self.task.member(self.item.sequences.start + index);
             let end = self.item.positions.end.min(member.view.len());
             if start < end {
-                let pieces = &pieces_of(&member.view, start, 0, end);
-                let (first_row, next) = (index * rows, &[0; MOST_PIECES]);
+                let count = find_pieces(&member.view, start, end, room);
+                let (pieces, next, first_row) = (cut::part(room, 0, count), &[], index * rows);
                 self.tile(s, Tile { start, pieces, next, first_row, rows, extent: None });
             }
         }
@@ -357,37 +353,68 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         if extent.is_empty() {
             return;
         }
-        self.scores(s, tile, batch, extent);
-        let mut shrink = [0.0; LANES];
-        match tile.extent {
-            Some(extent) => self.softmax(s, tile, batch, &mut shrink, |_| extent),
-            None => self.softmax(s, tile, batch, &mut shrink, |row| *cut::one(&extents, row)),
-        }
-        match tile.extent {
-            Some(extent) => {
-                let taken = Taken { line: 0, lines: batch.rows, extent };
-                self.values(s, tile, batch, taken, &shrink);
+        let mut rules = [Rule::NONE; MOST_ROWS];
+        let options = &self.task.options;
+        let rules = if options.cap.is_some() || options.slopes.is_some() {
+            for (line, rule) in rules.iter_mut().enumerate().take(batch.rows) {
+                *rule = self.rule(batch.head, batch.row + line, tile.start);
             }
-            None => self.ragged(s, tile, batch, &extents, &mut shrink),
+            cut::part(&rules, 0, batch.rows)
+        } else {
+            &[]
+        };
+        let extents = match tile.extent {
+            Some(_) => None,
+            None => Some(cut::part(&extents, 0, batch.rows)),
+        };
+        let shape = &self.task.shape;
+        let (k_width, v_width) = (shape.kv().k_width(), shape.kv().v_width());
+        let first = batch.head * self.rows_per_head + batch.row;
+        let tiles = self.tiles(tile, batch);
+        let none = Scales { rows: &[], group: 0 };
+        let keys = Side { tiles, panels: self.layout.keys(), scales: none };
+        let values = Side { tiles, panels: self.layout.values(), scales: none };
+        let regions = &mut self.regions;
+        let rows = cut::part(regions.q, first * k_width, batch.rows * k_width);
+        let q = Queries { rows, width: k_width, first: 0, first_row: 0, numbers: k_width };
+        let stride = regions.stride;
+        let mut shrink = [0.0; LANES];
+        let step = Step::<Widen<E::K>, Widen<E::V>> {
+            q,
+            keys,
+            values,
+            v_width,
+            extent,
+            extents,
+            rules,
+            scores: regions.scores,
+            factors: regions.factors,
+            heads: cut::part_mut(regions.heads, first, batch.rows),
+            outs: cut::part_mut(regions.outs, first * stride, batch.rows * stride),
+            stride,
+            shrink: &mut shrink,
+            arithmetic: PhantomData,
+        };
+        step.run(s, batch.rows);
+        if let Some(extents) = extents {
+            self.ragged(s, first, &values, extents, &mut shrink);
         }
     }
 
-    /// The first row of a batch among all rows of the item.
+    /// Where a head's tiles are, and what is needed next: the next head's, or the first head's in
+    /// the next blocks. Only the first rows ask for it; the others find it on its way.
     #[inline(always)]
-    fn first(&self, batch: Batch) -> usize {
-        batch.head * self.rows_per_head + batch.row
-    }
-
-    /// Where a head's tiles are, and what is needed next.
-    #[inline(always)]
-    fn tiles<'t>(&self, tile: &Tile<'t, 'a>, batch: Batch) -> Tiles<'t, 'a>
-    where
-        'i: 't,
-    {
-        let head = batch.head;
-        let ahead = if head + 1 < self.item.heads.len() { self.next_head } else { tile.next };
-        let head = (self.item.heads.start + head) * self.layout.tile_words();
-        Tiles { pieces: tile.pieces, head, ahead }
+    fn tiles<'t>(&self, tile: &Tile<'t, 'a>, batch: Batch) -> Tiles<'t, 'a> {
+        let words = self.layout.tile_words();
+        let head = self.item.heads.start + batch.head;
+        let (next_head, next) = if batch.row > tile.first_row {
+            (head, &[][..])
+        } else if head + 1 < self.item.heads.end {
+            (head + 1, tile.pieces)
+        } else {
+            (self.item.heads.start, tile.next)
+        };
+        Tiles { pieces: tile.pieces, head: head * words, next_head: next_head * words, next }
     }
 
     /// Writes what each row of a head sees in the tile, and returns what any of them sees.
@@ -418,70 +445,6 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         any
     }
 
-    /// The scores of one head of a batch.
-    #[inline(always)]
-    fn scores<S: Simd>(
-        &mut self,
-        s: S,
-        tile: &Tile<'_, 'a>,
-        batch: Batch,
-        extent: Extent,
-    ) {
-        let width = self.task.shape.kv().k_width();
-        let first = self.first(batch);
-        let tiles = self.tiles(tile, batch);
-        let (panels, step) = (self.layout.keys(), PhantomData::<Widen<E::K>>);
-        let rows = cut::part(self.regions.q, first * width, batch.rows * width);
-        let q = Queries { rows, width, first: 0, first_row: 0, numbers: width };
-        let out = cut::part_mut(self.regions.scores, 0, batch.rows);
-        Scores { q, tiles, panels, extent, out, step }.run(s, batch.rows);
-        let mut end = tile.pieces.end_if_more(extent);
-        while end < extent.to {
-            let view = self.query(batch.row).0.view;
-            let more = pieces_of(&view, tile.start, end, tile.start + extent.to);
-            let tiles = self.tiles(&Tile { pieces: &more, ..*tile }, batch);
-            let rows = cut::part(self.regions.q, first * width, batch.rows * width);
-            let out = cut::part_mut(self.regions.scores, 0, batch.rows);
-            Scores { q: Queries { rows, ..q }, tiles, panels, extent, out, step }.run(s, batch.rows);
-            end = more.end_if_more(extent);
-        }
-    }
-
-    /// The softmax of all rows of a batch, and the factors by which their outputs shrink.
-    #[inline(always)]
-    fn softmax<S: Simd>(
-        &mut self,
-        s: S,
-        tile: &Tile<'_, 'a>,
-        batch: Batch,
-        shrink: &mut [f32; LANES],
-        extent: impl Fn(usize) -> Extent,
-    ) {
-        let first = self.first(batch);
-        let lines = batch.rows;
-        let options = &self.task.options;
-        if options.cap.is_some() || options.slopes.is_some() {
-            for line in 0..lines {
-                let rule = self.rule(batch.head, batch.row + line, tile.start);
-                transform(s, cut::one_mut(self.regions.scores, line), extent(line), rule);
-            }
-        }
-        let heads = cut::part_mut(self.regions.heads, first, lines);
-        let rows = cut::part_mut(self.regions.scores, 0, lines);
-        let mut rises = [0.0; LANES];
-        for (line, ((scores, head), rise)) in
-            rows.iter_mut().zip(&mut *heads).zip(&mut rises).enumerate()
-        {
-            *rise = raise(s, scores, extent(line), head);
-        }
-        s.store(exp2(s, s.load(&rises)), shrink);
-        for (line, ((scores, head), shrink)) in
-            rows.iter_mut().zip(heads).zip(shrink).enumerate()
-        {
-            weigh(s, scores, extent(line), *shrink, head);
-        }
-    }
-
     fn rule(&self, head: usize, row: usize, start: usize) -> Rule {
         let (member, query) = self.query(row);
         let position = member.base() + query.cast_signed();
@@ -504,75 +467,64 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     fn ragged<S: Simd>(
         &mut self,
         s: S,
-        tile: &Tile<'_, 'a>,
-        batch: Batch,
-        extents: &[Extent; MOST_ROWS],
+        first: usize,
+        side: &Side<'_, 'a>,
+        extents: &[Extent],
         shrink: &mut [f32; LANES],
     ) {
-        let extents = cut::part(extents, 0, batch.rows);
         let from = extents.iter().map(|extent| extent.from).max().unwrap_or(0);
         let to = extents.iter().map(|extent| extent.to).min().unwrap_or(0).max(from);
         let common = Extent { from, to };
         // First each row's own beginning, then the common middle, then each row's own end.
         for part in [Part::Beginning, Part::Middle, Part::End] {
             let mut line = 0;
-            while line < batch.rows {
+            while line < extents.len() {
                 let own = *cut::one(extents, line);
                 let same = cut::from(extents, line).iter().take_while(|extent| **extent == own);
                 let (lines, extent) = match part {
                     Part::Beginning => {
                         (same.count(), Extent { from: own.from, to: own.to.min(common.from) })
                     }
-                    Part::Middle => (batch.rows, common),
+                    Part::Middle => (extents.len(), common),
                     Part::End => {
                         (same.count(), Extent { from: own.from.max(common.to), to: own.to })
                     }
                 };
                 if !extent.is_empty() {
-                    self.values(s, tile, batch, Taken { line, lines, extent }, shrink);
+                    let shrink = cut::part_mut(shrink, line, lines);
+                    self.values(s, first + line, side, Taken { line, lines, extent }, shrink);
                     // What has shrunk once must not shrink again.
-                    cut::part_mut(shrink, line, lines).fill(1.0);
+                    shrink.fill(1.0);
                 }
                 line += lines;
             }
         }
     }
 
-    /// Adds the weighted values of some rows of one head of a batch to their outputs.
-    #[inline(always)]
+    /// Adds the weighted values of some rows to their outputs.
     fn values<S: Simd>(
         &mut self,
         s: S,
-        tile: &Tile<'_, 'a>,
-        batch: Batch,
-        taken: Taken,
-        shrink: &[f32; LANES],
+        first: usize,
+        side: &Side<'_, 'a>,
+        Taken { line, lines, extent }: Taken,
+        shrink: &[f32],
     ) {
-        let Taken { line, lines, extent } = taken;
-        let first = self.first(batch) + line;
-                let stride = self.regions.stride;
-        let (panels, step) = (self.layout.values(), PhantomData::<Widen<E::V>>);
-        let columns = Extent { from: 0, to: self.task.shape.kv().v_width() };
-        let mut shrink = cut::part(shrink, line, lines);
-        let mut end = tile.pieces.end_if_more(extent);
-        let mut more = Pieces::NONE;
-        loop {
-            let pieces = if more.list().is_empty() { tile.pieces } else { &more };
-            let tiles = self.tiles(&Tile { pieces, ..*tile }, batch);
-            let rows = cut::part(self.regions.scores, line, lines).as_flattened();
-            let width = size_of::<ScoreRow>() / size_of::<f32>();
-            let weights = Weights { rows, stride: width, shrink, extent };
-            let rows = cut::part_mut(self.regions.outs, first * stride, lines * stride);
-            let out = Outputs { rows, stride, columns };
-            Values { weights, tiles, panels, out, step }.run(s, lines);
-            if end >= extent.to {
-                return;
-            }
-            let view = self.query(batch.row).0.view;
-            more = pieces_of(&view, tile.start, end, tile.start + extent.to);
-            end = more.end_if_more(extent);
-            shrink = cut::part(&[1.0; MOST_ROWS], 0, lines);
-        }
+        let regions = &mut self.regions;
+        let stride = regions.stride;
+        let values = Values {
+            weights: cut::part(regions.scores, line, lines),
+            factors: regions.factors,
+            scales: side.scales,
+            shrink,
+            extent,
+            tiles: &side.tiles,
+            panels: side.panels,
+            v_width: self.task.shape.kv().v_width(),
+            outs: cut::part_mut(regions.outs, first * stride, lines * stride),
+            stride,
+        };
+        Apart(values, PhantomData::<Widen<E::V>>).run(s, lines);
     }
 
     /// Merges the split at hand into the totals.
@@ -607,28 +559,26 @@ struct Taken {
     extent: Extent,
 }
 
-/// The pieces of the softmax tile at `start`, from its position `from` on and below the position
-/// `end` of the sequence, as many as fit.
-#[inline(always)]
-fn pieces_of<'a, E: Element>(
+/// Finds the pieces of the softmax tile at `start`, below the position `end` of the sequence, and
+/// returns how many there are.
+fn find_pieces<'a, E: Element>(
     view: &KvView<'a, E>,
     start: usize,
-    from: usize,
     end: usize,
-) -> Pieces<'a> {
-    let block_size = view.layout().shape().block_size();
+    pieces: &mut [Piece<'a>],
+) -> usize {
     let end = end.min(view.len()).saturating_sub(start).min(TILE);
-    let mut pieces = Pieces::NONE;
-    if from >= end {
-        return pieces;
+    if end == 0 {
+        return 0;
     }
-    let position = start + from;
-    let (mut block, mut row) = (position / block_size, position % block_size);
-    let mut at = from;
-    while at < end && !pieces.is_full() {
+    let block_size = view.layout().shape().block_size();
+    let (mut block, mut row) = (start / block_size, start % block_size);
+    let (mut at, mut count) = (0, 0);
+    while at < end {
         let panel_end = (row / PANEL * PANEL + PANEL).min(block_size);
         let len = (panel_end - row).min(end - at);
-        pieces.push(Piece { words: view.block(block), row, at, len });
+        *cut::one_mut(pieces, count) = Piece { words: view.block(block), row, at, len };
+        count += 1;
         at += len;
         row += len;
         if row == block_size {
@@ -636,7 +586,7 @@ fn pieces_of<'a, E: Element>(
             row = 0;
         }
     }
-    pieces
+    count
 }
 
 /// Divides, adds sinks, and writes an item's rows to the output, where they are complete.

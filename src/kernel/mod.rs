@@ -25,13 +25,13 @@ pub(crate) mod exp;
 pub(crate) mod scores;
 pub(crate) mod softmax;
 pub(crate) mod state;
+pub(crate) mod step;
 pub(crate) mod values;
 
 use crate::cut;
 use crate::element::{Format, Widen};
 use crate::simd::Simd;
 use crate::simd::product::Step;
-use values::Extent;
 
 /// Positions in a softmax tile.
 ///
@@ -50,6 +50,9 @@ const _: () = assert!(SPLIT.is_multiple_of(TILE));
 /// One row of scores, then of probabilities, with room for a vector stored at its last position.
 pub(crate) type ScoreRow = [f32; TILE + 16];
 
+/// Numbers in a [`ScoreRow`].
+pub(crate) const WIDTH: usize = size_of::<ScoreRow>() / size_of::<f32>();
+
 /// Neighbouring positions of one block, inside one K panel and one softmax tile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a> {
@@ -64,54 +67,38 @@ pub(crate) struct Piece<'a> {
     pub(crate) len: usize,
 }
 
-/// The most pieces that are worked on at once: a tile in blocks of sixteen needs at most five.
-pub(crate) const MOST_PIECES: usize = 8;
-
-/// Pieces of one softmax tile in the order of positions: all of it, unless blocks are smaller than
-/// sixteen positions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pieces<'a> {
-    list: [Piece<'a>; MOST_PIECES],
-    count: usize,
+impl Piece<'_> {
+    pub(crate) const NONE: Self = Piece { words: &[], row: 0, at: 0, len: 0 };
 }
 
-impl<'a> Pieces<'a> {
-    pub(crate) const NONE: Self =
-        Pieces { list: [Piece { words: &[], row: 0, at: 0, len: 0 }; MOST_PIECES], count: 0 };
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.count == MOST_PIECES
-    }
-
-    pub(crate) fn push(&mut self, piece: Piece<'a>) {
-        *cut::one_mut(&mut self.list, self.count) = piece;
-        self.count += 1;
-    }
-
-    #[inline(always)]
-    pub(crate) fn list(&self) -> &[Piece<'a>] {
-        cut::part(&self.list, 0, self.count)
-    }
-
-    /// The position behind the last one, where there may be more in the extent; the extent's end
-    /// where there is not.
-    #[inline(always)]
-    pub(crate) fn end_if_more(&self, extent: Extent) -> usize {
-        if !self.is_full() {
-            return extent.to;
-        }
-        self.list().last().map_or(extent.to, |last| last.at + last.len)
-    }
-}
+/// The most pieces in a tile where blocks have sixteen positions or more.
+pub(crate) const USUAL_PIECES: usize = TILE / 16 + 1;
 
 /// One KV head's tiles of some pieces, and where the next ones are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiles<'t, 'a> {
-    pub(crate) pieces: &'t Pieces<'a>,
+    pub(crate) pieces: &'t [Piece<'a>],
     /// Words from the first head's tile to this one's.
     pub(crate) head: usize,
-    /// For each piece, bytes from its tile to the one that is needed next; 0 where nothing is.
-    pub(crate) ahead: &'t [isize; MOST_PIECES],
+    /// Words from the first head's tile to the one that is needed next ...
+    pub(crate) next_head: usize,
+    /// ... in these pieces.
+    pub(crate) next: &'t [Piece<'a>],
+}
+
+impl Tiles<'_, '_> {
+    /// Bytes from a piece's tile to the one that is needed next; 0 where nothing is.
+    #[inline(always)]
+    pub(crate) fn ahead(&self, index: usize) -> isize {
+        match (self.pieces.get(index), self.next.get(index)) {
+            (Some(here), Some(next)) => {
+                let blocks = next.words.as_ptr().addr().wrapping_sub(here.words.as_ptr().addr());
+                let heads = self.next_head.wrapping_sub(self.head).wrapping_mul(size_of::<u64>());
+                blocks.wrapping_add(heads).cast_signed()
+            }
+            _ => 0,
+        }
+    }
 }
 
 /// Rows of the largest register tile for this step at this level.
@@ -128,6 +115,32 @@ impl<F: Format> scores::KeyStep for Widen<F> {
 }
 
 impl<F: Format> values::ValueStep for Widen<F> {
+    const PLAIN: bool = true;
+
+    #[inline(always)]
+    fn factors<S: Simd>(
+        s: S,
+        weights: &ScoreRow,
+        scales: Option<&ScoreRow>,
+        _: values::Extent,
+        factors: &mut ScoreRow,
+    ) {
+        let vectors = weights.as_chunks().0.iter().zip(factors.as_chunks_mut().0).take(TILE / 16);
+        match scales {
+            // Products at positions that are not seen are met by no value.
+            Some(scales) => {
+                for ((weight, factor), scale) in vectors.zip(scales.as_chunks().0) {
+                    s.store(s.mul(s.load(weight), s.load(scale)), factor);
+                }
+            }
+            None => {
+                for (weight, factor) in vectors {
+                    s.store(s.load(weight), factor);
+                }
+            }
+        }
+    }
+
     #[inline(always)]
     fn resume<S: Simd>(_: S, sum: S::F32) -> S::F32 {
         sum

@@ -18,6 +18,10 @@ pub(crate) struct Rule {
     pub(crate) distance: f32,
 }
 
+impl Rule {
+    pub(crate) const NONE: Rule = Rule { cap: None, slope: None, distance: 0.0 };
+}
+
 const LANE: [f32; LANES] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
 

@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use bytemuck::must_cast_slice;
 
-use super::{Piece, TILE, Tiles, rows_at_once};
+use super::{Piece, ScoreRow, TILE, Tiles, WIDTH, rows_at_once};
 use crate::cut;
 use crate::element::tile::{PANEL, Panels};
 use crate::simd::product::{Columns, Step, product};
@@ -39,47 +39,172 @@ impl Extent {
     }
 }
 
-/// How a sum goes on where another kernel has left it.
+/// How values are weighted.
 pub(crate) trait ValueStep: Step {
+    /// Whether factors are the weights themselves, if there are no scales.
+    const PLAIN: bool;
+
     /// A sum so far.
     fn resume<S: Simd>(s: S, sum: S::F32) -> Self::Sum<S>;
 
     /// The sum.
     fn sum<S: Simd>(s: S, sum: Self::Sum<S>) -> S::F32;
-}
 
-/// The weights of some rows over one softmax tile.
-#[derive(Clone, Copy)]
-pub(crate) struct Weights<'w, F> {
-    /// Rows of factors, `stride` apart: one a position, or one a cell.
-    pub(crate) rows: &'w [F],
-    pub(crate) stride: usize,
-    /// What the rows' outputs so far are multiplied by first.
-    pub(crate) shrink: &'w [f32],
-    /// The positions to add, and no other: a value that a row does not see is not multiplied at
-    /// all, since 0 x inf and 0 x NaN are not 0.
-    pub(crate) extent: Extent,
-}
-
-/// Output rows, `stride` apart, a multiple of sixteen. Columns past the width of the values are
-/// scratch: they are written and read by nobody else.
-pub(crate) struct Outputs<'o> {
-    pub(crate) rows: &'o mut [f32],
-    pub(crate) stride: usize,
-    /// The columns to work on.
-    pub(crate) columns: Extent,
+    /// Turns a row's weights into factors, each weight first multiplied by its position's scale.
+    /// What is not in the extent becomes nothing that counts.
+    fn factors<S: Simd>(
+        s: S,
+        weights: &ScoreRow,
+        scales: Option<&ScoreRow>,
+        extent: Extent,
+        factors: &mut ScoreRow,
+    );
 }
 
 /// `out = shrink x out + weights . V` for some rows.
-pub(crate) struct Values<'k, 'a, T: Step> {
-    pub(crate) weights: Weights<'k, T::Factor>,
-    pub(crate) tiles: Tiles<'k, 'a>,
+pub(crate) struct Values<'s, 'k, 'a> {
+    pub(crate) weights: &'s [ScoreRow],
+    /// Room for factors.
+    pub(crate) factors: &'s mut [ScoreRow],
+    pub(crate) scales: Scales<'k>,
+    /// What the rows' outputs so far are multiplied by first.
+    pub(crate) shrink: &'s [f32],
+    /// The positions to add, and no other: a value that a row does not see is not multiplied at
+    /// all, since 0 x inf and 0 x NaN are not 0.
+    pub(crate) extent: Extent,
+    pub(crate) tiles: &'s Tiles<'k, 'a>,
     pub(crate) panels: Panels,
-    pub(crate) out: Outputs<'k>,
-    pub(crate) step: PhantomData<T>,
+    pub(crate) v_width: usize,
+    /// Output rows, `stride` apart, a multiple of sixteen. Columns past the width of the values
+    /// are scratch: they are written and read by nobody else.
+    pub(crate) outs: &'s mut [f32],
+    pub(crate) stride: usize,
 }
 
-impl<T: ValueStep> Values<'_, '_, T> {
+impl Values<'_, '_, '_> {
+    /// Does it, for `MR` rows.
+    #[inline(always)]
+    pub(crate) fn compute<S: Simd, T: ValueStep, const MR: usize>(mut self, s: S) {
+        if self.scales.rows.is_empty() {
+            if !T::PLAIN {
+                self.prepare::<S, T, MR>(s, None);
+            }
+            self.columns::<S, T, MR>(s, 0, self.v_width, T::PLAIN);
+            return;
+        }
+        let scales = self.scales;
+        let mut column = 0;
+        for row in scales.rows {
+            let end = self.v_width.min(usize::saturating_add(column, scales.group));
+            self.prepare::<S, T, MR>(s, Some(row));
+            self.columns::<S, T, MR>(s, column, end, false);
+            column = end;
+        }
+    }
+
+    #[inline(always)]
+    fn prepare<S: Simd, T: ValueStep, const MR: usize>(&mut self, s: S, scales: Option<&ScoreRow>) {
+        for line in 0..MR {
+            let weights = cut::one(self.weights, line);
+            let factors = cut::one_mut(self.factors, line);
+            T::factors(s, weights, scales, self.extent, factors);
+        }
+    }
+
+    #[inline(always)]
+    fn columns<S: Simd, T: ValueStep, const MR: usize>(
+        &mut self,
+        s: S,
+        from: usize,
+        to: usize,
+        plain: bool,
+    ) {
+        let wide = S::COLUMNS[MR] * LANES;
+        let mut column = from;
+        while column < to {
+            let left = (to - column).min(PANEL - column % PANEL);
+            if left < wide {
+                self.block::<S, T, MR, 1>(s, column, plain);
+                column += left.min(LANES);
+                continue;
+            }
+            match S::COLUMNS[MR] {
+                4 => self.block::<S, T, MR, 4>(s, column, plain),
+                2 => self.block::<S, T, MR, 2>(s, column, plain),
+                _ => self.block::<S, T, MR, 1>(s, column, plain),
+            }
+            column += wide;
+        }
+    }
+
+    /// One register tile of outputs, kept in registers over all pieces.
+    #[inline(always)]
+    fn block<S: Simd, T: ValueStep, const MR: usize, const NV: usize>(
+        &mut self,
+        s: S,
+        column: usize,
+        plain: bool,
+    ) {
+        // Loops over whole arrays by index: so the compiler unrolls them and keeps the sums in
+        // registers. Over iterators of unknown length it kept a copy of them in memory.
+        let mut acc = [[T::zero(s); NV]; MR];
+        for line in 0..MR {
+            let row = cut::from(self.outs, line * self.stride + column);
+            let factor = s.splat(*cut::one(self.shrink, line));
+            for index in 0..NV {
+                let part = lanes_at(row, index * LANES);
+                acc[line][index] = T::resume(s, s.mul(factor, s.load(part)));
+            }
+        }
+        let panel = self.panels.panel(column / PANEL);
+        let weights = if plain { self.weights } else { &*self.factors };
+        let factors = must_cast_slice::<f32, T::Factor>(weights.as_flattened());
+        for (index, piece) in self.tiles.pieces.iter().enumerate() {
+            let extent = self.extent.within(piece);
+            if extent.is_empty() {
+                continue;
+            }
+            let row = piece.row + extent.from - piece.at;
+            let (line, skip) = (row / T::NUMBERS, row % T::NUMBERS);
+            let words = cut::from(piece.words, self.tiles.head);
+            let start = panel.start + line * panel.width + column % PANEL;
+            let run = cut::from(must_cast_slice::<u64, T::Cell>(words), start);
+            let mut cells: [&[T::Cell]; NV] = [&[]; NV];
+            for (index, cells) in cells.iter_mut().enumerate() {
+                *cells = cut::from(run, index * LANES);
+            }
+            let first = extent.from / (T::NUMBERS / T::FACTORS);
+            let mut rows: [&[T::Factor]; MR] = [&[]; MR];
+            for (line, row) in rows.iter_mut().enumerate() {
+                *row = cut::part(factors, line * WIDTH + first, WIDTH - first);
+            }
+            let numbers = extent.to - extent.from;
+            let ahead = if S::AHEAD > 0 { self.tiles.ahead(index) } else { 0 };
+            let columns = Columns { cells, stride: panel.width, skip, numbers, ahead };
+            product::<S, T, MR, NV>(s, &mut acc, rows, columns);
+        }
+        for line in 0..MR {
+            for index in 0..NV {
+                let at = line * self.stride + column + index * LANES;
+                s.store(T::sum(s, acc[line][index]), lanes_at_mut(self.outs, at));
+            }
+        }
+    }
+}
+
+/// Scales of a tile: a row for each group of numbers, one for each position in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scales<'k> {
+    /// Empty where there are none.
+    pub(crate) rows: &'k [ScoreRow],
+    /// Numbers in a group.
+    pub(crate) group: usize,
+}
+
+/// [`Values`] as a function of its own.
+pub(crate) struct Apart<'s, 'k, 'a, T>(pub(crate) Values<'s, 'k, 'a>, pub(crate) PhantomData<T>);
+
+impl<T: ValueStep> Apart<'_, '_, '_, T> {
     /// Does it, for so many rows, at most `S::ROWS` and `T::ROWS`.
     #[inline(always)]
     pub(crate) fn run<S: Simd>(self, s: S, rows: usize) {
@@ -97,80 +222,14 @@ impl<T: ValueStep> Values<'_, '_, T> {
     }
 }
 
-/// [`Values`] of `MR` rows.
-struct Rows<'k, 'a, T: Step, const MR: usize>(Values<'k, 'a, T>);
+struct Rows<'s, 'k, 'a, T, const MR: usize>(Apart<'s, 'k, 'a, T>);
 
-impl<T: ValueStep, const MR: usize> Kernel for Rows<'_, '_, T, MR> {
+impl<T: ValueStep, const MR: usize> Kernel for Rows<'_, '_, '_, T, MR> {
     type Output = ();
 
     #[inline(always)]
-    fn call<S: Simd>(mut self, s: S) {
-        let wide = S::COLUMNS[MR] * LANES;
-        let mut column = self.0.out.columns.from;
-        while column < self.0.out.columns.to {
-            let left = (self.0.out.columns.to - column).min(PANEL - column % PANEL);
-            if left < wide {
-                self.block::<S, 1>(s, column);
-                column += left.min(LANES);
-                continue;
-            }
-            match S::COLUMNS[MR] {
-                4 => self.block::<S, 4>(s, column),
-                2 => self.block::<S, 2>(s, column),
-                _ => self.block::<S, 1>(s, column),
-            }
-            column += wide;
-        }
-    }
-}
-
-impl<T: ValueStep, const MR: usize> Rows<'_, '_, T, MR> {
-    /// One register tile of outputs, kept in registers over all pieces.
-    #[inline(always)]
-    fn block<S: Simd, const NV: usize>(&mut self, s: S, column: usize) {
-        // Loops over whole arrays by index: so the compiler unrolls them and keeps the sums in
-        // registers. Over iterators of unknown length it kept a copy of them in memory.
-        let mut acc = [[T::zero(s); NV]; MR];
-        for line in 0..MR {
-            let row = cut::from(self.0.out.rows, line * self.0.out.stride + column);
-            let factor = s.splat(*cut::one(self.0.weights.shrink, line));
-            for index in 0..NV {
-                let part = lanes_at(row, index * LANES);
-                acc[line][index] = T::resume(s, s.mul(factor, s.load(part)));
-            }
-        }
-        let panel = self.0.panels.panel(column / PANEL);
-        for (piece, ahead) in self.0.tiles.pieces.list().iter().zip(self.0.tiles.ahead) {
-            let ahead = *ahead;
-            let extent = self.0.weights.extent.within(piece);
-            if extent.is_empty() {
-                continue;
-            }
-            let row = piece.row + extent.from - piece.at;
-            let (line, skip) = (row / T::NUMBERS, row % T::NUMBERS);
-            let words = cut::from(piece.words, self.0.tiles.head);
-            let start = panel.start + line * panel.width + column % PANEL;
-            let run = cut::from(must_cast_slice::<u64, T::Cell>(words), start);
-            let mut cells: [&[T::Cell]; NV] = [&[]; NV];
-            for (index, cells) in cells.iter_mut().enumerate() {
-                *cells = cut::from(run, index * LANES);
-            }
-            let first = extent.from / (T::NUMBERS / T::FACTORS);
-            let mut factors: [&[T::Factor]; MR] = [&[]; MR];
-            for (index, row) in factors.iter_mut().enumerate() {
-                let row_of = cut::from(self.0.weights.rows, index * self.0.weights.stride + first);
-                *row = cut::part(row_of, 0, self.0.weights.stride - first);
-            }
-            let numbers = extent.to - extent.from;
-            let columns = Columns { cells, stride: panel.width, skip, numbers, ahead };
-            product::<S, T, MR, NV>(s, &mut acc, factors, columns);
-        }
-        for line in 0..MR {
-            for index in 0..NV {
-                let at = line * self.0.out.stride + column + index * LANES;
-                s.store(T::sum(s, acc[line][index]), lanes_at_mut(self.0.out.rows, at));
-            }
-        }
+    fn call<S: Simd>(self, s: S) {
+        self.0.0.compute::<S, T, MR>(s);
     }
 }
 

@@ -32,7 +32,8 @@ pub(super) fn features() -> Features {
         return NONE;
     }
     let basic = cpuid(1, 0).ecx;
-    let (fma, osxsave, avx, f16c) = (bit(basic, 12), bit(basic, 27), bit(basic, 28), bit(basic, 29));
+    let (fma, osxsave, avx, f16c) =
+        (bit(basic, 12), bit(basic, 27), bit(basic, 28), bit(basic, 29));
     if !osxsave {
         return NONE;
     }

@@ -134,7 +134,8 @@ unsafe fn step<S: Simd, T: Step, const MR: usize, const NV: usize>(
     for (cells, from) in cells.iter_mut().zip(b.cells) {
         *cells = run(from);
     }
-    let first = if T::FACTORS == T::NUMBERS { (row * T::NUMBERS).wrapping_sub(b.skip) } else { row };
+    let first =
+        if T::FACTORS == T::NUMBERS { (row * T::NUMBERS).wrapping_sub(b.skip) } else { row };
     T::add(s, acc, cells, from_to, |line, index| {
         // SAFETY: the caller vouches for the factors; `index` is in `from_to`, of which none comes
         // before the first factor.
