@@ -2,17 +2,22 @@
 
 use core::marker::PhantomData;
 
+use bytemuck::must_cast_slice_mut;
+
 use super::options::Resolved;
 use super::output::Output;
 use super::task::{Item, Member, Task};
 use crate::cut;
-use crate::element::tile::{LINE, Layout, PANEL};
-use crate::element::{Element, Widen};
-use crate::kernel::scores::Queries;
+use crate::element::float::Single;
+use crate::element::tile::{LINE, Layout, PANEL, Panels, groups};
+use crate::element::{Element, Format, Widen};
+use crate::kernel::dot::{Bf16Pairs, I8Quads, QUADS_TAIL, pack_pairs, pack_quads};
+use crate::kernel::scores::{KeyStep, Queries};
 use crate::kernel::softmax::Rule;
 use crate::kernel::state::{Head, finish, log_sum_exp, merge};
 use crate::kernel::step::{Side, Step};
-use crate::kernel::values::{Apart, Extent, Scales, Values};
+use crate::kernel::unpack::{ToF32, ToPairs, UnpackKeys, UnpackValues, gather_scales};
+use crate::kernel::values::{Apart, Extent, Scales, ValueStep, Values};
 use crate::kernel::{Piece, SPLIT, ScoreRow, TILE, Tiles, USUAL_PIECES, WIDTH, rows_at_once};
 use crate::shape::GqaShape;
 use crate::simd::{Kernel, LANES, MOST_ROWS, Simd};
@@ -42,14 +47,10 @@ impl<E: Element> Kernel for Walk<'_, '_, '_, E> {
     fn call<S: Simd>(self, s: S) {
         let Job { task, item, scratch } = self.0;
         let layout = task.member(item.sequences.start).view.layout();
-        let mut work = AtWork {
-            task,
-            item,
-            layout,
-            rows_per_head: item.rows_per_head(&task.shape),
-            regions: Regions::new(scratch, &task.shape, item),
-        };
-        work.run(s);
+        let rows_per_head = item.rows_per_head(&task.shape);
+        let arithmetic = Arithmetic::choose::<S, E>(rows_per_head, layout.shape().block_size());
+        let (regions, inputs) = Regions::new::<E>(scratch, &task.shape, item, arithmetic);
+        AtWork { task, item, layout, rows_per_head, arithmetic, regions, inputs }.run(s);
     }
 }
 
@@ -87,7 +88,20 @@ impl<'a> States<'a> {
     }
 }
 
-/// An item's scratch, cut into regions.
+/// What an item's steps read and do not change, cut from its scratch.
+struct Inputs<'a> {
+    /// Scaled query rows.
+    q: &'a mut [f32],
+    /// The same, rounded and packed for a dot product; empty where there is none.
+    packed: &'a mut [u32],
+    /// The scales of a head's tile: a row for each group of the key's width, then of the value's.
+    scales: &'a mut [ScoreRow],
+    /// A head's tile, unpacked.
+    keys: &'a mut [u32],
+    values: &'a mut [u32],
+}
+
+/// What an item's steps change, cut from its scratch.
 struct Regions<'a> {
     stride: usize,
     /// The states that tiles are added to: of the split at hand, or the totals where there is one
@@ -97,8 +111,6 @@ struct Regions<'a> {
     /// The totals over all splits, where there are more; empty where there is one.
     total_heads: &'a mut [[f32; 2]],
     total_outs: &'a mut [f32],
-    /// Scaled query rows.
-    q: &'a mut [f32],
     scores: &'a mut [ScoreRow],
     /// What becomes of weights before they meet values.
     factors: &'a mut [ScoreRow],
@@ -106,25 +118,42 @@ struct Regions<'a> {
 
 impl<'a> Regions<'a> {
     /// Cuts, and clears what has to be: nothing that the scratch held before shows in a result.
-    fn new(scratch: &'a mut [f32], shape: &GqaShape, item: &Item) -> Self {
+    fn new<E: Element>(
+        scratch: &'a mut [f32],
+        shape: &GqaShape,
+        item: &Item,
+        arithmetic: Arithmetic,
+    ) -> (Self, Inputs<'a>) {
         let rows = item.heads.len() * item.rows_per_head(shape);
-        let stride = shape.kv().v_width().next_multiple_of(LANES);
-        let (outs, heads, mut rest) = states(scratch, rows, stride);
+        let (k_width, v_width) = (shape.kv().k_width(), shape.kv().v_width());
+        let stride = v_width.next_multiple_of(LANES);
+        let (mut outs, mut heads, mut rest) = states(scratch, rows, stride);
         let (mut total_outs, mut total_heads) = (Default::default(), Default::default());
-        let (mut outs, mut heads) = (outs, heads);
         if item.merges() {
             (total_outs, total_heads) = (outs, heads);
             (outs, heads, rest) = states(rest, rows, stride);
         }
         let (scores, rest) = region(rest, MOST_ROWS * WIDTH);
         let (factors, rest) = region(rest, MOST_ROWS * WIDTH);
-        let (q, _) = region(rest, rows * shape.kv().k_width());
         let (scores, factors) = (scores.as_chunks_mut().0, factors.as_chunks_mut().0);
-        let mut regions =
-            Regions { stride, heads, outs, total_heads, total_outs, q, scores, factors };
+        let (q, rest) = region(rest, rows * k_width);
+        let (packed, rest) = region(rest, rows * arithmetic.packed_width(k_width));
+        let groups = groups::<E>(k_width) + groups::<E>(v_width);
+        let (scales, rest) = region(rest, groups * WIDTH);
+        let (keys, values) = arithmetic.unpacked(k_width, v_width);
+        let (keys, rest) = region(rest, keys);
+        let (values, _) = region(rest, values);
+        let mut regions = Regions { stride, heads, outs, total_heads, total_outs, scores, factors };
         regions.total_heads.fill(EMPTY);
         regions.open_split();
-        regions
+        let inputs = Inputs {
+            q,
+            packed: must_cast_slice_mut(packed),
+            scales: scales.as_chunks_mut().0,
+            keys: must_cast_slice_mut(keys),
+            values: must_cast_slice_mut(values),
+        };
+        (regions, inputs)
     }
 
     /// Empties the split at hand. Its outputs are multiplied before anything is added, and zero
@@ -191,7 +220,9 @@ struct AtWork<'i, 'a, E: Element> {
     item: &'i Item,
     layout: &'a Layout<E>,
     rows_per_head: usize,
+    arithmetic: Arithmetic,
     regions: Regions<'i>,
+    inputs: Inputs<'i>,
 }
 
 impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
@@ -211,6 +242,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     /// Goes over the tiles; `room` is for the pieces of two of them.
     fn walk<S: Simd>(&mut self, s: S, room: &mut [Piece<'a>]) {
         self.load_queries();
+        self.pack_queries(s);
         let (any, all) = self.seen_by_rows();
         let alone = self.item.sequences.len() == 1;
         let first = self.task.member(self.item.sequences.start);
@@ -294,7 +326,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     fn load_queries(&mut self) {
         let shape = &self.task.shape;
         let (width, group) = (shape.kv().k_width(), shape.group());
-        let mut places = self.regions.q.chunks_exact_mut(width);
+        let mut places = self.inputs.q.chunks_exact_mut(width);
         for head in self.item.heads.clone() {
             for sequence in self.item.sequences.clone() {
                 let first = self.task.member(sequence).first;
@@ -308,6 +340,22 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    /// Rounds the query rows for the dot product at hand.
+    fn pack_queries<S: Simd>(&mut self, s: S) {
+        let width = self.task.shape.kv().k_width();
+        let packed_width = self.arithmetic.packed_width(width);
+        if packed_width == 0 {
+            return;
+        }
+        let rows = self.inputs.q.chunks_exact(width);
+        for (row, packed) in rows.zip(self.inputs.packed.chunks_exact_mut(packed_width)) {
+            match self.arithmetic {
+                Arithmetic::Quads { .. } => pack_quads(row, packed),
+                _ => s.run(PackPairs { row, packed }),
             }
         }
     }
@@ -330,21 +378,89 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     #[inline(always)]
     fn tile<S: Simd>(&mut self, s: S, tile: Tile<'_, 'a>) {
         // As even as can be: nine rows are five and four, not eight and one.
-        let most = rows_at_once::<S, Widen<E::K>>();
+        let most = self.arithmetic.rows_at_once::<S, E>();
         let rows = tile.rows.div_ceil(tile.rows.div_ceil(most));
         for head in 0..self.item.heads.len() {
+            let tiles = self.tiles(&tile, head);
+            self.gather_scales(&tiles);
+            self.unpack(s, &tiles);
             let mut row = tile.first_row;
             while row < tile.first_row + tile.rows {
                 let rows = rows.min(tile.first_row + tile.rows - row);
-                self.step(s, &tile, Batch { head, row, rows });
+                // Only the first rows ask for what is next; the others find it on its way.
+                let next = if row == tile.first_row { tiles.next } else { &[] };
+                self.step(s, &tile, Batch { head, row, rows }, Tiles { next, ..tiles });
                 row += rows;
             }
         }
     }
 
+    /// Where a head's tiles are, and what is needed next: the next head's, or the first head's in
+    /// the next blocks.
+    #[inline(always)]
+    fn tiles<'t>(&self, tile: &Tile<'t, 'a>, head: usize) -> Tiles<'t, 'a> {
+        let words = self.layout.tile_words();
+        let head = self.item.heads.start + head;
+        let (next_head, next) = if head + 1 < self.item.heads.end {
+            (head + 1, tile.pieces)
+        } else {
+            (self.item.heads.start, tile.next)
+        };
+        Tiles { pieces: tile.pieces, head: head * words, next_head: next_head * words, next }
+    }
+
+    /// Copies the scales of a head's tile to the places of its positions.
+    #[inline(always)]
+    fn gather_scales(&mut self, tiles: &Tiles<'_, 'a>) {
+        if E::META_GROUP == 0 {
+            return;
+        }
+        let keys = groups::<E>(self.task.shape.kv().k_width());
+        for (index, row) in self.inputs.scales.iter_mut().enumerate() {
+            let start = match index.checked_sub(keys) {
+                None => self.layout.key_scales(index),
+                Some(index) => self.layout.value_scales(index),
+            };
+            gather_scales(tiles, start, row);
+        }
+    }
+
+    /// Unpacks a head's tile, where that is how it is read.
+    #[inline(always)]
+    fn unpack<S: Simd>(&mut self, s: S, tiles: &Tiles<'_, 'a>) {
+        let kv = self.task.shape.kv();
+        let (layout, inputs) = (self.layout, &mut self.inputs);
+        let (keys, k_width) = (layout.keys(), kv.k_width());
+        let (values, v_width) = (layout.values(), kv.v_width());
+        match self.arithmetic {
+            Arithmetic::Plain { unpacked: true } => {
+                let how = PhantomData::<(E::K, ToF32)>;
+                let to = &mut *inputs.keys;
+                s.run(UnpackKeys { tiles, panels: keys, width: k_width, to, how });
+                let how = PhantomData::<(E::V, ToF32)>;
+                let to = &mut *inputs.values;
+                s.run(UnpackValues { tiles, panels: values, width: v_width, to, how });
+            }
+            Arithmetic::Pairs { unpacked: true } if S::DOT_BF16 && E::WHOLE => {
+                let how = PhantomData::<(E::K, ToPairs)>;
+                let to = &mut *inputs.keys;
+                s.run(UnpackKeys { tiles, panels: keys, width: k_width, to, how });
+                let how = PhantomData::<(E::V, ToPairs)>;
+                let to = &mut *inputs.values;
+                s.run(UnpackValues { tiles, panels: values, width: v_width, to, how });
+            }
+            Arithmetic::Quads { unpacked: true } if S::DOT_I8 && E::QUADS => {
+                let how = PhantomData::<(E::V, ToF32)>;
+                let to = &mut *inputs.values;
+                s.run(UnpackValues { tiles, panels: values, width: v_width, to, how });
+            }
+            _ => {}
+        }
+    }
+
     /// Some rows over one softmax tile: scores, softmax, values.
     #[inline(always)]
-    fn step<S: Simd>(&mut self, s: S, tile: &Tile<'_, 'a>, batch: Batch) {
+    fn step<S: Simd>(&mut self, s: S, tile: &Tile<'_, 'a>, batch: Batch, tiles: Tiles<'_, 'a>) {
         let mut extents = [Extent::EMPTY; MOST_ROWS];
         let extent = match tile.extent {
             Some(extent) => extent,
@@ -353,6 +469,10 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         if extent.is_empty() {
             return;
         }
+        let extents = match tile.extent {
+            Some(_) => None,
+            None => Some(cut::part(&extents, 0, batch.rows)),
+        };
         let mut rules = [Rule::NONE; MOST_ROWS];
         let options = &self.task.options;
         let rules = if options.cap.is_some() || options.slopes.is_some() {
@@ -363,58 +483,80 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         } else {
             &[]
         };
-        let extents = match tile.extent {
-            Some(_) => None,
-            None => Some(cut::part(&extents, 0, batch.rows)),
-        };
-        let shape = &self.task.shape;
-        let (k_width, v_width) = (shape.kv().k_width(), shape.kv().v_width());
         let first = batch.head * self.rows_per_head + batch.row;
-        let tiles = self.tiles(tile, batch);
-        let none = Scales { rows: &[], group: 0 };
-        let keys = Side { tiles, panels: self.layout.keys(), scales: none };
-        let values = Side { tiles, panels: self.layout.values(), scales: none };
+        let seen = Seen { first, rows: batch.rows, extent, extents, rules };
+        let kv = self.task.shape.kv();
+        let inputs = &self.inputs;
+        let (key_scales, value_scales) =
+            inputs.scales.split_at(groups::<E>(kv.k_width()).min(inputs.scales.len()));
+        let group = E::META_GROUP;
+        let keys =
+            Side { tiles, panels: self.layout.keys(), scales: Scales { rows: key_scales, group } };
+        let values = Side {
+            tiles,
+            panels: self.layout.values(),
+            scales: Scales { rows: value_scales, group },
+        };
+        let (k_width, rows) = (kv.k_width(), batch.rows);
+        let q = Queries {
+            rows: cut::part(inputs.q, first * k_width, rows * k_width),
+            width: k_width,
+            first: 0,
+            first_row: 0,
+            numbers: k_width,
+        };
+        let (one_key, one_value);
         let regions = &mut self.regions;
-        let rows = cut::part(regions.q, first * k_width, batch.rows * k_width);
-        let q = Queries { rows, width: k_width, first: 0, first_row: 0, numbers: k_width };
-        let stride = regions.stride;
-        let mut shrink = [0.0; LANES];
-        let step = Step::<Widen<E::K>, Widen<E::V>> {
-            q,
-            keys,
-            values,
-            v_width,
-            extent,
-            extents,
-            rules,
-            scores: regions.scores,
-            factors: regions.factors,
-            heads: cut::part_mut(regions.heads, first, batch.rows),
-            outs: cut::part_mut(regions.outs, first * stride, batch.rows * stride),
-            stride,
-            shrink: &mut shrink,
-            arithmetic: PhantomData,
-        };
-        step.run(s, batch.rows);
-        if let Some(extents) = extents {
-            self.ragged(s, first, &values, extents, &mut shrink);
+        let v_width = kv.v_width();
+        match self.arithmetic {
+            Arithmetic::Plain { unpacked: false } => {
+                work::<S, Widen<E::K>, Widen<E::V>>(s, regions, v_width, seen, q, keys, values);
+            }
+            Arithmetic::Plain { unpacked: true } => {
+                one_key = unpacked_piece(inputs.keys);
+                one_value = unpacked_piece(inputs.values);
+                let keys = keys.unpacked(&one_key, Panels::new(k_width, TILE));
+                let values = values.unpacked(&one_value, Panels::new(TILE, v_width));
+                work::<S, Widen<Single>, Widen<Single>>(s, regions, v_width, seen, q, keys, values);
+            }
+            Arithmetic::Pairs { unpacked } if S::DOT_BF16 && (E::PAIRS || E::WHOLE) => {
+                let width = k_width.div_ceil(2);
+                let q = Queries {
+                    rows: cut::part(inputs.packed, first * width, rows * width),
+                    width,
+                    first: 0,
+                    first_row: 0,
+                    numbers: 2 * width,
+                };
+                if !unpacked {
+                    work::<S, Bf16Pairs, Bf16Pairs>(s, regions, v_width, seen, q, keys, values);
+                    return;
+                }
+                one_key = unpacked_piece(inputs.keys);
+                one_value = unpacked_piece(inputs.values);
+                let keys = keys.unpacked(&one_key, Panels::new(width, TILE));
+                let values = values.unpacked(&one_value, Panels::new(TILE / 2, v_width));
+                work::<S, Bf16Pairs, Bf16Pairs>(s, regions, v_width, seen, q, keys, values);
+            }
+            Arithmetic::Quads { unpacked } if S::DOT_I8 && E::QUADS => {
+                let width = k_width.div_ceil(4) + QUADS_TAIL;
+                let q = Queries {
+                    rows: cut::part(inputs.packed, first * width, rows * width),
+                    width,
+                    first: 0,
+                    first_row: 0,
+                    numbers: k_width.next_multiple_of(4),
+                };
+                if !unpacked {
+                    work::<S, I8Quads, Widen<E::V>>(s, regions, v_width, seen, q, keys, values);
+                    return;
+                }
+                one_value = unpacked_piece(inputs.values);
+                let values = values.unpacked(&one_value, Panels::new(TILE, v_width));
+                work::<S, I8Quads, Widen<Single>>(s, regions, v_width, seen, q, keys, values);
+            }
+            _ => cut::out_of_bounds(),
         }
-    }
-
-    /// Where a head's tiles are, and what is needed next: the next head's, or the first head's in
-    /// the next blocks. Only the first rows ask for it; the others find it on its way.
-    #[inline(always)]
-    fn tiles<'t>(&self, tile: &Tile<'t, 'a>, batch: Batch) -> Tiles<'t, 'a> {
-        let words = self.layout.tile_words();
-        let head = self.item.heads.start + batch.head;
-        let (next_head, next) = if batch.row > tile.first_row {
-            (head, &[][..])
-        } else if head + 1 < self.item.heads.end {
-            (head + 1, tile.pieces)
-        } else {
-            (self.item.heads.start, tile.next)
-        };
-        Tiles { pieces: tile.pieces, head: head * words, next_head: next_head * words, next }
     }
 
     /// Writes what each row of a head sees in the tile, and returns what any of them sees.
@@ -458,75 +600,6 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         }
     }
 
-    /// Adds the weighted values of rows that end at different positions: the edge of causality or
-    /// of a window.
-    ///
-    /// Only the positions that all of them see are done together. A row never multiplies a value
-    /// it does not see, not even by zero: 0 x inf and 0 x NaN are not 0. Rows with one extent stay
-    /// together.
-    fn ragged<S: Simd>(
-        &mut self,
-        s: S,
-        first: usize,
-        side: &Side<'_, 'a>,
-        extents: &[Extent],
-        shrink: &mut [f32; LANES],
-    ) {
-        let from = extents.iter().map(|extent| extent.from).max().unwrap_or(0);
-        let to = extents.iter().map(|extent| extent.to).min().unwrap_or(0).max(from);
-        let common = Extent { from, to };
-        // First each row's own beginning, then the common middle, then each row's own end.
-        for part in [Part::Beginning, Part::Middle, Part::End] {
-            let mut line = 0;
-            while line < extents.len() {
-                let own = *cut::one(extents, line);
-                let same = cut::from(extents, line).iter().take_while(|extent| **extent == own);
-                let (lines, extent) = match part {
-                    Part::Beginning => {
-                        (same.count(), Extent { from: own.from, to: own.to.min(common.from) })
-                    }
-                    Part::Middle => (extents.len(), common),
-                    Part::End => {
-                        (same.count(), Extent { from: own.from.max(common.to), to: own.to })
-                    }
-                };
-                if !extent.is_empty() {
-                    let shrink = cut::part_mut(shrink, line, lines);
-                    self.values(s, first + line, side, Taken { line, lines, extent }, shrink);
-                    // What has shrunk once must not shrink again.
-                    shrink.fill(1.0);
-                }
-                line += lines;
-            }
-        }
-    }
-
-    /// Adds the weighted values of some rows to their outputs.
-    fn values<S: Simd>(
-        &mut self,
-        s: S,
-        first: usize,
-        side: &Side<'_, 'a>,
-        Taken { line, lines, extent }: Taken,
-        shrink: &[f32],
-    ) {
-        let regions = &mut self.regions;
-        let stride = regions.stride;
-        let values = Values {
-            weights: cut::part(regions.scores, line, lines),
-            factors: regions.factors,
-            scales: side.scales,
-            shrink,
-            extent,
-            tiles: &side.tiles,
-            panels: side.panels,
-            v_width: self.task.shape.kv().v_width(),
-            outs: cut::part_mut(regions.outs, first * stride, lines * stride),
-            stride,
-        };
-        Apart(values, PhantomData::<Widen<E::V>>).run(s, lines);
-    }
-
     /// Merges the split at hand into the totals.
     fn close_split<S: Simd>(&mut self, s: S) {
         let Regions { stride, heads, outs, total_heads, total_outs, .. } = &mut self.regions;
@@ -541,6 +614,204 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     }
 }
 
+/// Which rows a step works on, and what they see of its tile.
+#[derive(Clone, Copy)]
+struct Seen<'s> {
+    /// The first row among all rows of the item.
+    first: usize,
+    rows: usize,
+    /// What any of them sees.
+    extent: Extent,
+    /// What each of them sees, where they differ.
+    extents: Option<&'s [Extent]>,
+    rules: &'s [Rule],
+}
+
+/// How numbers are multiplied, and whether a tile is unpacked before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arithmetic {
+    /// As `f32`.
+    Plain { unpacked: bool },
+    /// In pairs of bf16, keys and values.
+    Pairs { unpacked: bool },
+    /// In fours of bytes, keys; values as `f32`.
+    Quads { unpacked: bool },
+}
+
+impl Arithmetic {
+    /// By the level, the stored type and the shape; whether a tile is unpacked, which changes no
+    /// bit, by the rows that share the work.
+    fn choose<S: Simd, E: Element>(rows_per_head: usize, block_size: usize) -> Self {
+        // Cells of two positions must not be torn apart by the end of a block.
+        let even = block_size.is_multiple_of(2);
+        if S::DOT_I8 && E::QUADS {
+            Arithmetic::Quads { unpacked: rows_per_head > UNPACK_ROWS }
+        } else if S::DOT_BF16 && E::PAIRS && even {
+            Arithmetic::Pairs { unpacked: false }
+        } else if S::DOT_BF16 && E::WHOLE && even {
+            Arithmetic::Pairs { unpacked: true }
+        } else {
+            let in_place = E::K::ROWS >= S::ROWS || rows_per_head <= UNPACK_ROWS;
+            Arithmetic::Plain { unpacked: !in_place }
+        }
+    }
+
+    /// Rows of the largest register tile.
+    #[inline(always)]
+    fn rows_at_once<S: Simd, E: Element>(self) -> usize {
+        match self {
+            Arithmetic::Plain { unpacked: false } => rows_at_once::<S, Widen<E::K>>(),
+            Arithmetic::Quads { unpacked: false } => rows_at_once::<S, Widen<E::V>>(),
+            _ => S::ROWS,
+        }
+    }
+
+    /// Words in a packed query row.
+    fn packed_width(self, k_width: usize) -> usize {
+        match self {
+            Arithmetic::Plain { .. } => 0,
+            Arithmetic::Pairs { .. } => k_width.div_ceil(2),
+            Arithmetic::Quads { .. } => k_width.div_ceil(4) + QUADS_TAIL,
+        }
+    }
+
+    /// Words of a head's tile of keys, and of values, where it is unpacked.
+    fn unpacked(self, k_width: usize, v_width: usize) -> (usize, usize) {
+        // Whole vectors are read to the end.
+        match self {
+            Arithmetic::Plain { unpacked: true } => (TILE * k_width, TILE * v_width + LANES),
+            Arithmetic::Pairs { unpacked: true } => {
+                (TILE * k_width.div_ceil(2), TILE / 2 * v_width + LANES)
+            }
+            Arithmetic::Quads { unpacked: true } => (0, TILE * v_width + LANES),
+            _ => (0, 0),
+        }
+    }
+}
+
+/// Up to this many rows of a KV head, narrow cells are widened on their way into the registers.
+const UNPACK_ROWS: usize = 8;
+
+/// An unpacked tile, as if it were a block.
+fn unpacked_piece(words: &[u32]) -> [Piece<'_>; 1] {
+    match bytemuck::try_cast_slice(words) {
+        Ok(words) => [Piece { words, row: 0, at: 0, len: TILE }],
+        // Regions start on a line and have an even length.
+        Err(_) => cut::out_of_bounds(),
+    }
+}
+
+/// A [`Step`], and the values of rows that do not see the same positions.
+#[inline(always)]
+fn work<S: Simd, K: KeyStep, V: ValueStep>(
+    s: S,
+    regions: &mut Regions<'_>,
+    v_width: usize,
+    seen: Seen<'_>,
+    q: Queries<'_, K::Factor>,
+    keys: Side<'_, '_>,
+    values: Side<'_, '_>,
+) {
+    let Seen { first, rows, extent, extents, rules } = seen;
+    let stride = regions.stride;
+    let mut shrink = [0.0; LANES];
+    let step = Step::<K, V> {
+        q,
+        keys,
+        values,
+        v_width,
+        extent,
+        extents,
+        rules,
+        scores: regions.scores,
+        factors: regions.factors,
+        heads: cut::part_mut(regions.heads, first, rows),
+        outs: cut::part_mut(regions.outs, first * stride, rows * stride),
+        stride,
+        shrink: &mut shrink,
+        arithmetic: PhantomData,
+    };
+    step.run(s, rows);
+    if let Some(extents) = extents {
+        ragged::<S, V>(s, regions, v_width, first, &values, extents, &mut shrink);
+    }
+}
+
+/// Adds the weighted values of rows that end at different positions: the edge of causality or of a
+/// window.
+///
+/// Only the positions that all of them see are done together. A row never multiplies a value it
+/// does not see, not even by zero: 0 x inf and 0 x NaN are not 0. Rows with one extent stay
+/// together.
+fn ragged<S: Simd, V: ValueStep>(
+    s: S,
+    regions: &mut Regions<'_>,
+    v_width: usize,
+    first: usize,
+    side: &Side<'_, '_>,
+    extents: &[Extent],
+    shrink: &mut [f32; LANES],
+) {
+    let from = extents.iter().map(|extent| extent.from).max().unwrap_or(0);
+    let to = extents.iter().map(|extent| extent.to).min().unwrap_or(0);
+    // Positions that share a factor stay together.
+    let together = V::NUMBERS / V::FACTORS;
+    let from = from.next_multiple_of(together);
+    let common = Extent { from, to: (to - to % together).max(from) };
+    // First each row's own beginning, then the common middle, then each row's own end.
+    for part in [Part::Beginning, Part::Middle, Part::End] {
+        let mut line = 0;
+        while line < extents.len() {
+            let own = *cut::one(extents, line);
+            let same = cut::from(extents, line).iter().take_while(|extent| **extent == own);
+            let (lines, extent) = match part {
+                Part::Beginning => {
+                    (same.count(), Extent { from: own.from, to: own.to.min(common.from) })
+                }
+                Part::Middle => (extents.len(), common),
+                Part::End => (same.count(), Extent { from: own.from.max(common.to), to: own.to }),
+            };
+            if !extent.is_empty() {
+                let shrink = cut::part_mut(shrink, line, lines);
+                let stride = regions.stride;
+                let values = Values {
+                    weights: cut::part(regions.scores, line, lines),
+                    factors: regions.factors,
+                    scales: side.scales,
+                    shrink,
+                    extent,
+                    tiles: &side.tiles,
+                    panels: side.panels,
+                    v_width,
+                    outs: cut::part_mut(regions.outs, (first + line) * stride, lines * stride),
+                    stride,
+                };
+                Apart(values, PhantomData::<V>).run(s, lines);
+                // What has shrunk once must not shrink again.
+                shrink.fill(1.0);
+            }
+            line += lines;
+        }
+    }
+}
+
+/// [`pack_pairs`], with the level's instructions.
+struct PackPairs<'p> {
+    row: &'p [f32],
+    packed: &'p mut [u32],
+}
+
+impl Kernel for PackPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        if S::DOT_BF16 {
+            pack_pairs(s, self.row, self.packed);
+        }
+    }
+}
+
 /// Which of a row's positions: its own ones before those that all rows of its batch see, those, or
 /// its own ones behind them.
 #[derive(Clone, Copy)]
@@ -548,15 +819,6 @@ enum Part {
     Beginning,
     Middle,
     End,
-}
-
-/// Which rows of a group are done together, and over which positions.
-#[derive(Clone, Copy)]
-struct Taken {
-    /// The first row that is done, counted in the group.
-    line: usize,
-    lines: usize,
-    extent: Extent,
 }
 
 /// Finds the pieces of the softmax tile at `start`, below the position `end` of the sequence, and

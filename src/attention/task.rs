@@ -10,7 +10,7 @@ use core::ops::Range;
 
 use super::options::Resolved;
 use crate::element::Element;
-use crate::kernel::{SPLIT, ScoreRow, TILE};
+use crate::kernel::{SPLIT, TILE, WIDTH};
 use crate::shape::GqaShape;
 use crate::simd::{LANES, MOST_ROWS};
 use crate::storage::view::KvView;
@@ -101,13 +101,13 @@ impl Item {
 pub(crate) fn scratch_for(shape: &GqaShape, rows: usize, merges: bool) -> usize {
     let (k_width, v_width) = (shape.kv().k_width(), shape.kv().v_width());
     let states = (v_width.next_multiple_of(LANES) + 2) * if merges { 2 } else { 1 };
-    // A query row as it is, and rounded for a dot product, with its scale and correction.
+    // A query row as it is, and rounded for a dot product, with two words more.
     let query = k_width + k_width.div_ceil(2) + 2;
-    let scores = 2 * MOST_ROWS * size_of::<ScoreRow>() / size_of::<f32>();
-    let scales = (k_width.div_ceil(32) + v_width.div_ceil(32)) * size_of::<ScoreRow>() / 4;
-    let panels = TILE * (k_width.next_multiple_of(2) + v_width);
+    let scores = 2 * MOST_ROWS * WIDTH;
+    let scales = (k_width.div_ceil(32) + v_width.div_ceil(32)) * WIDTH;
+    let panels = TILE * (k_width + v_width);
     // Each of the regions starts on a line, and the first one where the caller's memory has one.
-    rows.saturating_mul(states + query) + scores + scales + panels + 8 * LANES
+    rows.saturating_mul(states + query) + scores + scales + panels + 10 * LANES
 }
 
 /// How the rows of one sequence are cut.

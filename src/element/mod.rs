@@ -92,6 +92,18 @@ pub trait Element: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
     #[doc(hidden)]
     const META_GROUP: usize = 0;
 
+    /// Whether keys and values are bf16 pairs as they stand.
+    #[doc(hidden)]
+    const PAIRS: bool = false;
+
+    /// Whether numbers, without their scales, are whole and small: bf16 holds them exactly.
+    #[doc(hidden)]
+    const WHOLE: bool = false;
+
+    /// Whether keys stand in fours of signed bytes.
+    #[doc(hidden)]
+    const QUADS: bool = false;
+
     /// The scale of a group: what its numbers are divided by before they are stored.
     #[doc(hidden)]
     fn scale(group: &[f32]) -> f32 {

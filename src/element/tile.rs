@@ -104,7 +104,7 @@ impl<E> Clone for Layout<E> {
 impl<E> Copy for Layout<E> {}
 
 /// Scales in a row of this width.
-const fn groups<E: Element>(width: usize) -> usize {
+pub(crate) const fn groups<E: Element>(width: usize) -> usize {
     match E::META_GROUP {
         0 => 0,
         group => width.div_ceil(group),

@@ -21,11 +21,14 @@
 //! Masked positions take part as exact zeros or not at all, so that a longer chunk or a wider
 //! tile adds nothing to a row that does not see it.
 
+pub(crate) mod dot;
 pub(crate) mod exp;
 pub(crate) mod scores;
 pub(crate) mod softmax;
 pub(crate) mod state;
 pub(crate) mod step;
+
+pub(crate) mod unpack;
 pub(crate) mod values;
 
 use crate::cut;

@@ -6,7 +6,7 @@ use super::exp::exp2;
 use super::scores::{KeyStep, Queries, Scores};
 use super::softmax::{Rule, raise, transform, weigh};
 use super::values::{Extent, Scales, ValueStep, Values};
-use super::{ScoreRow, TILE, Tiles, rows_at_once};
+use super::{Piece, ScoreRow, TILE, Tiles, rows_at_once};
 use crate::cut;
 use crate::element::tile::Panels;
 use crate::simd::{Kernel, LANES, Simd};
@@ -49,19 +49,28 @@ pub(crate) struct Side<'k, 'a> {
     pub(crate) scales: Scales<'k>,
 }
 
+impl<'k, 'a> Side<'k, 'a> {
+    /// The same where the tile was unpacked.
+    #[inline(always)]
+    pub(crate) fn unpacked(self, piece: &'k [Piece<'a>], panels: Panels) -> Self {
+        let tiles = Tiles { pieces: piece, head: 0, next_head: 0, next: &[] };
+        Side { tiles, panels, ..self }
+    }
+}
+
 impl<K: KeyStep, V: ValueStep> Step<'_, '_, '_, K, V> {
     /// Does it, for so many rows, at most `S::ROWS`, `K::ROWS` and `V::ROWS`.
     #[inline(always)]
     pub(crate) fn run<S: Simd>(self, s: S, rows: usize) {
         match rows {
             1 => s.run(Rows::<K, V, 1>(self)),
-            2 if rows_at_once::<S, K>() >= 2 => s.run(Rows::<K, V, 2>(self)),
-            3 if rows_at_once::<S, K>() >= 3 => s.run(Rows::<K, V, 3>(self)),
-            4 if rows_at_once::<S, K>() >= 4 => s.run(Rows::<K, V, 4>(self)),
-            5 if rows_at_once::<S, K>() >= 5 => s.run(Rows::<K, V, 5>(self)),
-            6 if rows_at_once::<S, K>() >= 6 => s.run(Rows::<K, V, 6>(self)),
-            7 if rows_at_once::<S, K>() >= 7 => s.run(Rows::<K, V, 7>(self)),
-            8 if rows_at_once::<S, K>() >= 8 => s.run(Rows::<K, V, 8>(self)),
+            2 if most::<S, K, V>() >= 2 => s.run(Rows::<K, V, 2>(self)),
+            3 if most::<S, K, V>() >= 3 => s.run(Rows::<K, V, 3>(self)),
+            4 if most::<S, K, V>() >= 4 => s.run(Rows::<K, V, 4>(self)),
+            5 if most::<S, K, V>() >= 5 => s.run(Rows::<K, V, 5>(self)),
+            6 if most::<S, K, V>() >= 6 => s.run(Rows::<K, V, 6>(self)),
+            7 if most::<S, K, V>() >= 7 => s.run(Rows::<K, V, 7>(self)),
+            8 if most::<S, K, V>() >= 8 => s.run(Rows::<K, V, 8>(self)),
             _ => cut::out_of_bounds(),
         }
     }
@@ -159,6 +168,12 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, K, V, MR> {
         };
         values.compute::<S, V, MR>(s);
     }
+}
+
+/// Rows of the largest register tile that both steps have.
+const fn most<S: Simd, K: KeyStep, V: ValueStep>() -> usize {
+    let (keys, values) = (rows_at_once::<S, K>(), rows_at_once::<S, V>());
+    if keys < values { keys } else { values }
 }
 
 /// Multiplies the scores of a tile by their positions' scales.

@@ -243,15 +243,34 @@ impl<const DOT: u8> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
+    fn store_pairs(self, low: __m512, high: __m512, to: &mut [u32; LANES]) {
+        // SAFETY: the token proves AVX-512; the reference proves the sixteen words.
+        unsafe {
+            let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
+            let high = self.mask(_mm512_castps_si512(high), 0xffff_0000);
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_or_si512(low, high));
+        }
+    }
+
+    #[inline(always)]
+    fn offset_i8(self, bytes: __m512i) -> __m512i {
+        // SAFETY: the token proves AVX-512.
+        unsafe { _mm512_xor_si512(bytes, _mm512_set1_epi32(0x8080_8080_u32.cast_signed())) }
+    }
+
+    #[inline(always)]
     fn dot_i8(self, sum: __m512i, a: u32, b: __m512i) -> __m512i {
         if DOT != VNNI {
             out_of_bounds();
         }
         // SAFETY: the token proves AVX-512 VNNI.
-        unsafe {
-            let unsigned = _mm512_xor_si512(b, _mm512_set1_epi32(0x8080_8080u32.cast_signed()));
-            _mm512_dpbusd_epi32(sum, unsigned, _mm512_set1_epi32(a.cast_signed()))
-        }
+        unsafe { _mm512_dpbusd_epi32(sum, b, _mm512_set1_epi32(a.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn subtract(self, words: __m512i, word: u32) -> __m512i {
+        // SAFETY: the token proves AVX-512.
+        unsafe { _mm512_sub_epi32(words, _mm512_set1_epi32(word.cast_signed())) }
     }
 
     #[inline(always)]

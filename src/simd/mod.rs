@@ -183,14 +183,44 @@ pub trait Simd: sealed::Sealed + Copy + 'static {
         out_of_bounds()
     }
 
-    /// `sum + a.b` for fours of signed bytes in each lane, in whole numbers, `a` the same four in all
-    /// of them, with 128 added to each byte of `b`.
+    /// Packs numbers that bf16 holds exactly: `low` to the low halves, `high` to the high ones.
+    ///
+    /// # Panics
+    ///
+    /// Where not [`Simd::DOT_BF16`]: a fault of this crate.
+    #[inline(always)]
+    fn store_pairs(self, _low: Self::F32, _high: Self::F32, _to: &mut [u32; LANES]) {
+        out_of_bounds()
+    }
+
+    /// Adds 128 to each byte, which makes signed ones unsigned.
+    ///
+    /// # Panics
+    ///
+    /// Where not [`Simd::DOT_I8`]: a fault of this crate.
+    #[inline(always)]
+    fn offset_i8(self, _bytes: Self::Bits) -> Self::Bits {
+        out_of_bounds()
+    }
+
+    /// `sum + a.b` for fours of bytes in each lane, in whole numbers: `a` the same four signed ones in
+    /// all lanes, `b` unsigned.
     ///
     /// # Panics
     ///
     /// Where not [`Simd::DOT_I8`]: a fault of this crate.
     #[inline(always)]
     fn dot_i8(self, _sum: Self::Bits, _a: u32, _b: Self::Bits) -> Self::Bits {
+        out_of_bounds()
+    }
+
+    /// The same word subtracted from each.
+    ///
+    /// # Panics
+    ///
+    /// Where not [`Simd::DOT_I8`]: a fault of this crate.
+    #[inline(always)]
+    fn subtract(self, _words: Self::Bits, _word: u32) -> Self::Bits {
         out_of_bounds()
     }
 

@@ -1,0 +1,202 @@
+//! Dot products of neighbouring numbers, where the processor has them.
+//!
+//! They are faster and not exact: queries and weights are rounded, to bf16 or to bytes. Nobody gets
+//! them without asking for their level by name.
+
+use super::scores::KeyStep;
+use super::values::{Extent, ValueStep};
+use super::{ScoreRow, TILE};
+use crate::cut;
+use crate::simd::product::Step;
+use crate::simd::{LANES, MOST_ROWS, Simd};
+
+/// Pairs of bf16. One factor is a pair, too; products of a pair are added in the processor's
+/// order, with sums that are denormal taken for zero.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bf16Pairs;
+
+impl Step for Bf16Pairs {
+    type Cell = u32;
+    type Factor = u32;
+    type Sum<S: Simd> = S::F32;
+
+    const NUMBERS: usize = 2;
+    const FACTORS: usize = 1;
+    const ROWS: usize = MOST_ROWS;
+
+    #[inline(always)]
+    fn zero<S: Simd>(s: S) -> S::F32 {
+        s.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const MR: usize, const NV: usize>(
+        s: S,
+        sums: &mut [[S::F32; NV]; MR],
+        cells: [&[u32; LANES]; NV],
+        from_to: (usize, usize),
+        factor: impl Fn(usize, usize) -> u32,
+    ) {
+        // A number that is not seen is not multiplied by zero but made zero: it may be a NaN.
+        let mask = match from_to {
+            (0, 2) => u32::MAX,
+            (0, _) => 0x0000_ffff,
+            _ => 0xffff_0000,
+        };
+        let mut pairs = [s.load_bits(cells[0]); NV];
+        for (pair, cells) in pairs.iter_mut().zip(cells) {
+            *pair = s.load_bits(cells);
+            if from_to != (0, 2) {
+                *pair = s.mask(*pair, mask);
+            }
+        }
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let number = factor(row, 0);
+            for (sum, pair) in sums.iter_mut().zip(pairs) {
+                *sum = s.dot_bf16(*sum, number, pair);
+            }
+        }
+    }
+}
+
+impl KeyStep for Bf16Pairs {
+    #[inline(always)]
+    fn score<S: Simd>(_: S, sum: S::F32, _: &[u32]) -> S::F32 {
+        sum
+    }
+}
+
+impl ValueStep for Bf16Pairs {
+    const PLAIN: bool = false;
+
+    #[inline(always)]
+    fn resume<S: Simd>(_: S, sum: S::F32) -> S::F32 {
+        sum
+    }
+
+    #[inline(always)]
+    fn sum<S: Simd>(_: S, sum: S::F32) -> S::F32 {
+        sum
+    }
+
+    #[inline(always)]
+    fn factors<S: Simd>(
+        s: S,
+        weights: &ScoreRow,
+        scales: Option<&ScoreRow>,
+        extent: Extent,
+        factors: &mut ScoreRow,
+    ) {
+        let mut row = *weights;
+        if let Some(scales) = scales {
+            let vectors = row.as_chunks_mut().0.iter_mut().zip(scales.as_chunks().0);
+            for (weight, scale) in vectors.take(TILE / LANES) {
+                s.store(s.mul(s.load(weight), s.load(scale)), weight);
+            }
+        }
+        cut::part_mut(&mut row, 0, extent.from).fill(0.0);
+        cut::part_mut(&mut row, extent.to, TILE - extent.to).fill(0.0);
+        let words = bytemuck::must_cast_slice_mut::<f32, u32>(factors);
+        for (numbers, words) in row.as_chunks().0.iter().zip(words.as_chunks_mut().0) {
+            s.store_bf16(s.load(numbers), words);
+        }
+    }
+}
+
+/// Packs a query row into pairs; where its width is odd, the last pair's other number is zero.
+#[inline(always)]
+pub(crate) fn pack_pairs<S: Simd>(s: S, row: &[f32], pairs: &mut [u32]) {
+    for (numbers, pairs) in row.chunks(LANES).zip(pairs.chunks_mut(LANES / 2)) {
+        let mut lanes = [0.0; LANES];
+        cut::part_mut(&mut lanes, 0, numbers.len()).copy_from_slice(numbers);
+        let mut packed = [0; LANES / 2];
+        s.store_bf16(s.load(&lanes), &mut packed);
+        pairs.copy_from_slice(cut::part(&packed, 0, pairs.len()));
+    }
+}
+
+/// Fours of signed bytes, for keys: exact sums of whole numbers, made scores by the row's scale.
+///
+/// A row of factors has two words more: what the sum is too large by, since the processor
+/// multiplies unsigned bytes and 128 is added to each byte of a key; and the scale, as bits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct I8Quads;
+
+/// Words behind a row of quads.
+pub(crate) const QUADS_TAIL: usize = 2;
+
+impl Step for I8Quads {
+    type Cell = u32;
+    type Factor = u32;
+    type Sum<S: Simd> = S::Bits;
+
+    const NUMBERS: usize = 4;
+    const FACTORS: usize = 1;
+    const ROWS: usize = MOST_ROWS;
+
+    #[inline(always)]
+    fn zero<S: Simd>(s: S) -> S::Bits {
+        s.load_bits(&[0; LANES])
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const MR: usize, const NV: usize>(
+        s: S,
+        sums: &mut [[S::Bits; NV]; MR],
+        cells: [&[u32; LANES]; NV],
+        _: (usize, usize),
+        factor: impl Fn(usize, usize) -> u32,
+    ) {
+        let mut quads = [s.load_bits(cells[0]); NV];
+        for (quad, cells) in quads.iter_mut().zip(cells) {
+            *quad = s.offset_i8(s.load_bits(cells));
+        }
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let number = factor(row, 0);
+            for (sum, quad) in sums.iter_mut().zip(quads) {
+                *sum = s.dot_i8(*sum, number, quad);
+            }
+        }
+    }
+}
+
+impl KeyStep for I8Quads {
+    #[inline(always)]
+    fn score<S: Simd>(s: S, sum: S::Bits, row: &[u32]) -> S::F32 {
+        match row.last_chunk::<QUADS_TAIL>() {
+            Some([excess, scale]) => {
+                let whole = s.subtract(sum, *excess);
+                s.mul(s.whole_to_f32(whole), s.splat(f32::from_bits(*scale)))
+            }
+            None => cut::out_of_bounds(),
+        }
+    }
+}
+
+/// Rounds a query row to bytes and packs them in fours, with the tail that [`I8Quads`] wants. A
+/// number that is none makes all of the row's scores NaN.
+pub(crate) fn pack_quads(row: &[f32], quads: &mut [u32]) {
+    let Some((quads, tail)) = quads.split_last_chunk_mut::<QUADS_TAIL>() else {
+        cut::out_of_bounds()
+    };
+    let finite = row.iter().all(|number| number.is_finite());
+    let most = row.iter().fold(0.0, |most: f32, number| most.max(number.abs()));
+    // Below this, its inverse would be infinite, and scores are zero as well as anything.
+    let usable = finite && most > 127.0 / f32::MAX;
+    let inverse = if usable { 127.0 / most } else { 0.0 };
+    let mut total = 0i32;
+    for (numbers, quad) in row.chunks(4).zip(quads) {
+        let mut bytes = [0u8; 4];
+        for (byte, number) in bytes.iter_mut().zip(numbers) {
+            // To nearest, ties to even, by the sum that leaves no digits behind the point.
+            const WHOLE: f32 = 12_582_912.0;
+            let whole = (number * inverse + WHOLE) - WHOLE;
+            let whole = whole.clamp(-127.0, 127.0) as i8;
+            total += i32::from(whole);
+            *byte = whole.cast_unsigned();
+        }
+        *quad = u32::from_le_bytes(bytes);
+    }
+    let scale = if finite { most / 127.0 } else { f32::NAN };
+    *tail = [(total * 128).cast_unsigned(), scale.to_bits()];
+}
