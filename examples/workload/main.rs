@@ -32,8 +32,8 @@ use inputs::Inputs;
 use measure::{Effort, measure};
 use options::{Choice, Options};
 use problem::{Problem, Setup};
-use report::{Limits, Record};
-use truth::{Distance, Truth};
+use report::{Distance, Limits, Record};
+use truth::Truth;
 
 /// An answer is not right, or the file is not the table.
 const WRONG: u8 = 1;

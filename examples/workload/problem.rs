@@ -27,7 +27,8 @@ pub(crate) struct Setup {
 pub(crate) struct Problem<'a, E: Element> {
     workload: Workload,
     inputs: &'a Inputs,
-    level: Level,
+    /// What calls and reads are done with.
+    pub(crate) level: Level,
     layers: Vec<Layer<E>>,
     out: Vec<f32>,
     scratch: Vec<f32>,

@@ -4,8 +4,6 @@
 
 use core::fmt::{self, Write};
 
-use super::truth::Distance;
-
 /// One workload, measured.
 #[derive(Clone, Debug)]
 pub(crate) struct Record<'a> {
@@ -40,11 +38,6 @@ impl Times {
         Times(seconds)
     }
 
-    /// One of several.
-    pub(crate) fn together(parts: &[Times]) -> Times {
-        Times::new(parts.iter().flat_map(|part| &part.0).copied().collect())
-    }
-
     pub(crate) fn count(&self) -> usize {
         self.0.len()
     }
@@ -61,6 +54,16 @@ impl Times {
 
     pub(crate) fn median(&self) -> f64 {
         self.0[self.0.len() / 2]
+    }
+}
+
+/// The largest absolute error.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub(crate) struct Distance(pub(crate) f64);
+
+impl fmt::Display for Distance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1e}", self.0)
     }
 }
 

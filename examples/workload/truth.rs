@@ -3,10 +3,11 @@
 //! Not the oracle of the test kit: that one calls no mathematics library and computes every row,
 //! which for a prompt of 2048 rows takes minutes. This one calls nothing of the crate either.
 
-use core::fmt;
 use std::thread;
 
 use paged_kv::internal::workloads::Workload;
+
+use super::report::Distance;
 
 /// Rows of a sequence that are compared. A longer prompt is compared at so many, evenly spread
 /// from its first row to its last, with all their heads.
@@ -67,16 +68,6 @@ impl Truth {
             }
         }
         Distance(most)
-    }
-}
-
-/// The largest absolute error.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-pub(crate) struct Distance(pub(crate) f64);
-
-impl fmt::Display for Distance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1e}", self.0)
     }
 }
 
