@@ -17,6 +17,7 @@ mod turns;
 #[path = "../../../examples/workload/inputs.rs"]
 mod inputs;
 #[path = "../../../examples/workload/problem.rs"]
+#[expect(dead_code, reason = "the processor's limits are measured by the example")]
 mod problem;
 #[path = "../../../examples/workload/report.rs"]
 mod report;
@@ -111,9 +112,14 @@ fn one(
                 continue;
             }
         };
-        let begin = Instant::now();
-        peer.call(0);
-        let first = begin.elapsed().as_secs_f64();
+        let mut call = || {
+            let begin = Instant::now();
+            peer.call(0);
+            begin.elapsed().as_secs_f64()
+        };
+        // The first touches all memory for the first time; a long one is not much changed by that.
+        let first = call();
+        let trial = if first < 1.0 { first.min(call()) } else { first };
         errors.push(given.zip(rounded.as_ref()).map(|(given, rounded)| {
             let answer = peer.answer();
             let stored = match peer.stored() {
@@ -122,7 +128,7 @@ fn one(
             };
             (given.distance(&answer), stored)
         }));
-        contenders.push(Contender { name, peer, first, rounds: Vec::new() });
+        contenders.push(Contender { name, peer, trial, rounds: Vec::new() });
     }
     let effort =
         Effort { seconds: options.seconds, rounds: options.rounds, layers: rotate, threads };

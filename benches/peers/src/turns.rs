@@ -11,17 +11,17 @@ use crate::report::Times;
 pub(crate) struct Contender<'a> {
     pub(crate) name: &'static str,
     pub(crate) peer: Box<dyn Peer + 'a>,
-    /// Seconds of the first call, which touches all memory for the first time.
-    pub(crate) first: f64,
+    /// Seconds of the calls that come before all rounds.
+    pub(crate) trial: f64,
     /// Seconds of calls, by round.
     pub(crate) rounds: Vec<Vec<f64>>,
 }
 
 impl Contender<'_> {
-    /// All rounds together; the first call where there was no other.
+    /// All rounds together; the trial where there was none.
     pub(crate) fn times(&self) -> Times {
         if self.rounds.is_empty() {
-            return Times::new(vec![self.first]);
+            return Times::new(vec![self.trial]);
         }
         Times::new(self.rounds.concat())
     }
@@ -38,8 +38,7 @@ pub(crate) struct Effort {
     pub(crate) threads: usize,
 }
 
-/// So many times slower than the fastest in its first call, and longer than this: one call has
-/// told enough.
+/// So many times slower than the fastest in its trial, and longer than this: that has told enough.
 const HOPELESS: f64 = 10.0;
 const LONG: f64 = 0.05;
 
@@ -47,17 +46,17 @@ const LONG: f64 = 0.05;
 const HELD: f64 = 0.8;
 
 pub(crate) fn take(contenders: &mut [Contender<'_>], effort: Effort) {
-    let fastest = contenders.iter().map(|one| one.first).fold(f64::INFINITY, f64::min);
+    let fastest = contenders.iter().map(|one| one.trial).fold(f64::INFINITY, f64::min);
     let share = effort.seconds / effort.rounds as f64;
     for round in 0..effort.rounds {
         // Nobody always comes after the same one.
         let count = contenders.len();
         for index in 0..count {
             let one = &mut contenders[(index + round) % count];
-            if one.first > LONG && one.first > HOPELESS * fastest {
+            if one.trial > LONG && one.trial > HOPELESS * fastest {
                 continue;
             }
-            let held = (one.first < HELD).then(|| machine::still(effort.threads));
+            let held = (one.trial < HELD).then(|| machine::still(effort.threads));
             let times = if one.peer.wants_rayon() {
                 // Called from one of the pool's own threads they need not wake one up.
                 let peer = &mut *one.peer;
@@ -117,7 +116,8 @@ pub(crate) fn ratio(contenders: &[Contender<'_>], ours: &str, layers: usize) -> 
     let others = contenders.iter().filter(|one| one.name != ours);
     let best = others.min_by(|a, b| figure(&a.times()).total_cmp(&figure(&b.times())))?;
     let rounds = best.rounds.iter().zip(&us.rounds);
-    let mut ratios: Vec<f64> = rounds.map(|(best, us)| figure(best) / figure(us)).collect();
+    let round = |times: &Vec<f64>| figure(&Times::new(times.clone()));
+    let mut ratios: Vec<f64> = rounds.map(|(best, us)| round(best) / round(us)).collect();
     ratios.sort_by(f64::total_cmp);
     let (ours_s, best_s) = (figure(&us.times()), figure(&best.times()));
     let ratio = best_s / ours_s;
