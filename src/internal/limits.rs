@@ -72,7 +72,7 @@ fn chains<S: Simd, const N: usize>(s: S, rounds: usize) -> f32 {
     s.reduce_sum(all)
 }
 
-/// Looks at every number once, in order: the largest, if none is a NaN.
+/// Looks at every number once: the largest, if none is a NaN.
 #[inline(never)]
 pub fn read(level: Level, numbers: &[f32]) -> f32 {
     level.run(Read { numbers })
@@ -85,13 +85,21 @@ struct Read<'a> {
 impl Kernel for Read<'_> {
     type Output = f32;
 
-    /// Four vectors a turn: in sixteen registers of 128 bits there is room for no more.
+    /// Four quarters at once, a vector of each in turn. One stream waits at each border of a page
+    /// that the translation is not there yet and that the prefetcher begins anew; with pages of
+    /// 4 KiB, rows in memory came at 16 GB/s in one stream and at 23 in four (27 and 29 with pages
+    /// of 2 MiB), and attention, which walks several panels, beat the one. In the caches the two
+    /// are equal to 3 %. Sixteen registers of 128 bits have room for four vectors and no more.
     #[inline(always)]
     fn call<S: Simd>(self, s: S) -> f32 {
+        let quarter = self.numbers.len() / (4 * LANES) * LANES;
+        let (ab, cd) = self.numbers.split_at(2 * quarter);
+        let ((a, b), (c, rest)) = (ab.split_at(quarter), cd.split_at(quarter));
+        let (d, rest) = rest.split_at(quarter);
+        let [a, b, c, d] = [a, b, c, d].map(|part| part.as_chunks::<LANES>().0);
         let mut most = [s.splat(f32::NEG_INFINITY); 4];
-        let (turns, rest) = self.numbers.as_chunks::<{ 4 * LANES }>();
-        for turn in turns {
-            for (most, vector) in most.iter_mut().zip(turn.as_chunks::<LANES>().0) {
+        for (((a, b), c), d) in a.iter().zip(b).zip(c).zip(d) {
+            for (most, vector) in most.iter_mut().zip([a, b, c, d]) {
                 *most = s.max(*most, s.load(vector));
             }
         }
