@@ -146,7 +146,7 @@ fn reached(
     copies: usize,
 ) -> String {
     let (seconds, rounds) = if is_test() { (0.0, 1) } else { (0.1, 4) };
-    let found = measure(problem, level, Effort { seconds, rounds, layers: copies });
+    let found = measure(problem, level, Effort { seconds, rounds, copies });
     // Among cold calls the shortest are those that were lucky.
     let (call, read) = if copies > 1 {
         (found.calls.fast(), found.reads.fast())

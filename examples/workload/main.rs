@@ -106,7 +106,7 @@ fn one<E: Element>(options: &Options, workload: &Workload) -> Result<bool, Box<d
         let stored = Truth::new(workload, &inputs.q, &k, &v);
         (given.distance(problem.answer()), stored.distance(problem.answer()))
     });
-    let effort = Effort { seconds: options.seconds, rounds: options.rounds, layers: rotate };
+    let effort = Effort { seconds: options.seconds, rounds: options.rounds, copies: rotate };
     let measured = measure(&mut problem, level, effort);
     let record = Record {
         peer: "paged-kv",

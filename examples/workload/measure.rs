@@ -19,8 +19,8 @@ pub(crate) struct Effort {
     /// Seconds for the calls of all rounds.
     pub(crate) seconds: f64,
     pub(crate) rounds: usize,
-    /// Layers to go through in turn.
-    pub(crate) layers: usize,
+    /// Copies to go through in turn.
+    pub(crate) copies: usize,
 }
 
 /// What came of it.
@@ -43,10 +43,10 @@ pub(crate) fn measure<E: Element>(
     let (mut calls, mut reads, mut fma) = (Vec::new(), Vec::new(), 0.0f64);
     let share = effort.seconds / effort.rounds as f64;
     for _ in 0..effort.rounds {
-        turn(effort.layers, share, &mut calls, |layer| seconds(|| problem.call(layer)));
-        let again = repeats(problem, effort.layers);
-        turn(effort.layers, share / 4.0, &mut reads, |layer| {
-            let read = |most: f32, _| most.max(problem.read(black_box(layer)));
+        turn(effort.copies, share, &mut calls, |copy| seconds(|| problem.call(copy)));
+        let again = repeats(problem, effort.copies);
+        turn(effort.copies, share / 4.0, &mut reads, |copy| {
+            let read = |most: f32, _| most.max(problem.read(black_box(copy)));
             seconds(|| (0..again).fold(0.0, read)) / again as f64
         });
         fma = fma.max(multiply_adds(level));
@@ -54,28 +54,28 @@ pub(crate) fn measure<E: Element>(
     Measured { calls: Times::new(calls), reads: Times::new(reads), fma }
 }
 
-/// Goes through all layers until the time is over, at least once, and notes what `call` took.
+/// Goes through all copies until the time is over, at least once, and notes what `call` took.
 ///
-/// One layer is called twice before, so that the caches hold it. Several are gone through once
+/// One copy is called twice before, so that the caches hold it. Several are gone through once
 /// without being noted: then each is as long ago as all the others together.
-fn turn(layers: usize, share: f64, times: &mut Vec<f64>, mut call: impl FnMut(usize) -> f64) {
-    let before = if layers == 1 { 2 } else { layers };
+fn turn(copies: usize, share: f64, times: &mut Vec<f64>, mut call: impl FnMut(usize) -> f64) {
+    let before = if copies == 1 { 2 } else { copies };
     for index in 0..before {
-        call(index % layers);
+        call(index % copies);
     }
     let begin = Instant::now();
     loop {
-        (0..layers).for_each(|layer| times.push(call(layer)));
+        (0..copies).for_each(|copy| times.push(call(copy)));
         if begin.elapsed().as_secs_f64() >= share {
             return;
         }
     }
 }
 
-/// How many reads of a layer make a time worth measuring. With several layers it is one: the
+/// How many reads of a copy make a time worth measuring. With several copies it is one: the
 /// second would find the rows in the caches.
-fn repeats<E: Element>(problem: &Problem<'_, E>, layers: usize) -> usize {
-    if layers > 1 {
+fn repeats<E: Element>(problem: &Problem<'_, E>, copies: usize) -> usize {
+    if copies > 1 {
         return 1;
     }
     let once = seconds(|| problem.read(0));

@@ -29,48 +29,55 @@ pub(crate) struct Problem<'a, E: Element> {
     inputs: &'a Inputs,
     /// What calls and reads are done with.
     pub(crate) level: Level,
-    layers: Vec<Layer<E>>,
+    store: PagedKvStore<E>,
+    /// `[copies][batch]`.
+    sequences: Vec<PagedKvCache>,
     out: Vec<f32>,
     scratch: Vec<f32>,
-}
-
-/// One layer: its memory, and the sequences in it.
-#[derive(Debug)]
-struct Layer<E: Element> {
-    store: PagedKvStore<E>,
-    sequences: Vec<PagedKvCache>,
 }
 
 impl<'a, E: Element> Problem<'a, E> {
     /// Writes all keys and values into blocks in random order.
     ///
-    /// Each copy is one store with as many blocks as its sequences need, so that it is one mapping
-    /// of memory, in huge pages where the system has them to give.
+    /// The copies are other sequences of the same store: one mapping of memory, large enough for
+    /// huge pages where the system has them to give.
     pub(crate) fn new(
         workload: &Workload,
         inputs: &'a Inputs,
         setup: Setup,
     ) -> Result<Self, Box<dyn Error>> {
-        let sizes = workload.sizes;
+        let Workload { batch, sizes, .. } = *workload;
         let shape = KvShape::square(setup.block_size, sizes.n_kv_heads, sizes.k_width)?;
-        let layers: Result<_, Box<dyn Error>> =
-            (0..setup.copies).map(|_| Layer::new(workload, inputs, shape)).collect();
+        let blocks = setup.copies * batch * shape.blocks_for(sizes.len);
+        let mut store = PagedKvStore::with_shape(shape, blocks)?;
+        shuffle(&mut store)?;
+        let mut sequences = Vec::new();
+        for _ in 0..setup.copies {
+            let k = inputs.k.chunks(sizes.len * shape.k_row_len());
+            let v = inputs.v.chunks(sizes.len * shape.v_row_len());
+            for (k, v) in k.zip(v) {
+                let mut sequence = PagedKvCache::new();
+                sequence.append(&mut store, k, v, sizes.len)?;
+                sequences.push(sequence);
+            }
+        }
         let shape = GqaShape::new(shape, sizes.n_heads())?;
         Ok(Problem {
             workload: *workload,
             inputs,
             level: setup.level,
-            layers: layers?,
-            out: vec![0.0; workload.batch * sizes.n_q * shape.out_row_len()],
+            store,
+            sequences,
+            out: vec![0.0; batch * sizes.n_q * shape.out_row_len()],
             scratch: vec![0.0; attention_scratch_len(&shape, sizes.n_q)],
         })
     }
 
     /// Attends, once for each sequence. The one place where this program calls attention.
-    pub(crate) fn call(&mut self, layer: usize) {
-        let Problem { workload, inputs, level, layers, out, scratch } = self;
+    pub(crate) fn call(&mut self, copy: usize) {
+        let Problem { workload, inputs, level, store, sequences, out, scratch } = self;
         let n_heads = workload.sizes.n_heads();
-        let Layer { store, sequences } = &layers[layer];
+        let sequences = &sequences[copy * workload.batch..][..workload.batch];
         let options = AttentionOptions::new().level(*level);
         let q = inputs.q.chunks(inputs.q.len() / workload.batch);
         let out = out.chunks_mut(inputs.q.len() / workload.batch);
@@ -81,10 +88,12 @@ impl<'a, E: Element> Problem<'a, E> {
     }
 
     /// Reads what a call reads, and does nothing with it.
-    pub(crate) fn read(&self, layer: usize) -> f32 {
-        let Layer { store, sequences } = &self.layers[layer];
-        let read = |sequence| limits::read_sequence(self.level, store, sequence);
-        sequences.iter().map(read).fold(f32::NEG_INFINITY, f32::max)
+    pub(crate) fn read(&self, copy: usize) -> f32 {
+        let read = |sequence| limits::read_sequence(self.level, &self.store, sequence);
+        self.sequences[copy * self.workload.batch..][..self.workload.batch]
+            .iter()
+            .map(read)
+            .fold(f32::NEG_INFINITY, f32::max)
     }
 
     /// What the last call wrote: `[batch][n_q][n_heads][v_width]`.
@@ -94,47 +103,25 @@ impl<'a, E: Element> Problem<'a, E> {
 
     /// Bytes of keys and values in one copy, as they are stored.
     pub(crate) fn kv_bytes(&self) -> f64 {
-        let store = &self.layers[0].store;
-        let shape = store.shape();
+        let shape = self.store.shape();
         let block = shape.block_size() * (shape.k_row_len() + shape.v_row_len());
-        self.workload.kv_numbers() as f64 * store.bytes_per_block() as f64 / block as f64
+        self.workload.kv_numbers() as f64 * self.store.bytes_per_block() as f64 / block as f64
     }
 
     /// All keys and values as the store gives them back, in the order of the inputs.
     pub(crate) fn stored(&self) -> (Vec<f32>, Vec<f32>) {
-        let Layer { store, sequences } = &self.layers[0];
         let sizes = self.workload.sizes;
         let (mut k, mut v) = (self.inputs.k.clone(), self.inputs.v.clone());
         let rows = k.chunks_mut(sizes.k_width).zip(v.chunks_mut(sizes.v_width));
-        let places = sequences.iter().flat_map(|sequence| {
+        let places = self.sequences.iter().flat_map(|sequence| {
             (0..sizes.len * sizes.n_kv_heads)
                 .map(move |row| (sequence, row / sizes.n_kv_heads, row % sizes.n_kv_heads))
         });
         for ((k, v), (sequence, position, head)) in rows.zip(places) {
-            sequence.copy_k_row(store, position, head, k).expect("a row that was written");
-            sequence.copy_v_row(store, position, head, v).expect("a row that was written");
+            sequence.copy_k_row(&self.store, position, head, k).expect("a row that was written");
+            sequence.copy_v_row(&self.store, position, head, v).expect("a row that was written");
         }
         (k, v)
-    }
-}
-
-impl<E: Element> Layer<E> {
-    fn new(workload: &Workload, inputs: &Inputs, shape: KvShape) -> Result<Self, Box<dyn Error>> {
-        let len = workload.sizes.len;
-        let blocks = workload.batch * shape.blocks_for(len);
-        let mut store = PagedKvStore::with_shape(shape, blocks)?;
-        shuffle(&mut store)?;
-        let k = inputs.k.chunks(len * shape.k_row_len());
-        let v = inputs.v.chunks(len * shape.v_row_len());
-        let sequences: Result<_, Box<dyn Error>> = k
-            .zip(v)
-            .map(|(k, v)| {
-                let mut sequence = PagedKvCache::new();
-                sequence.append(&mut store, k, v, len)?;
-                Ok(sequence)
-            })
-            .collect();
-        Ok(Layer { store, sequences: sequences? })
     }
 }
 

@@ -97,7 +97,7 @@ fn one(
     given: Option<&Truth>,
 ) {
     let Options { threads, level, block_size, rotate, .. } = *options;
-    let task = Task { workload, inputs, dtype, layers: rotate, threads, level, block_size };
+    let task = Task { workload, inputs, dtype, copies: rotate, threads, level, block_size };
     let rounded = given.map(|_| {
         let (k, v) = (rounded(&inputs.k, dtype), rounded(&inputs.v, dtype));
         Truth::new(workload, &inputs.q, &k, &v)
@@ -131,7 +131,7 @@ fn one(
         contenders.push(Contender { name, peer, trial, rounds: Vec::new() });
     }
     let effort =
-        Effort { seconds: options.seconds, rounds: options.rounds, layers: rotate, threads };
+        Effort { seconds: options.seconds, rounds: options.rounds, copies: rotate, threads };
     turns::take(&mut contenders, effort);
     for (one, errors) in contenders.iter().zip(errors) {
         let record = Record {

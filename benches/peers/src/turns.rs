@@ -34,7 +34,7 @@ pub(crate) struct Effort {
     pub(crate) seconds: f64,
     pub(crate) rounds: usize,
     /// Layers to go through in turn.
-    pub(crate) layers: usize,
+    pub(crate) copies: usize,
     pub(crate) threads: usize,
 }
 
@@ -60,9 +60,9 @@ pub(crate) fn take(contenders: &mut [Contender<'_>], effort: Effort) {
             let times = if one.peer.wants_rayon() {
                 // Called from one of the pool's own threads they need not wake one up.
                 let peer = &mut *one.peer;
-                rayon::scope(|_| turn(peer, effort.layers, share))
+                rayon::scope(|_| turn(peer, effort.copies, share))
             } else {
-                turn(&mut *one.peer, effort.layers, share)
+                turn(&mut *one.peer, effort.copies, share)
             };
             drop(held);
             one.rounds.push(times);
@@ -70,24 +70,24 @@ pub(crate) fn take(contenders: &mut [Contender<'_>], effort: Effort) {
     }
 }
 
-/// Goes through all layers until the time is over, at least once.
+/// Goes through all copies until the time is over, at least once.
 ///
-/// One layer is called twice before that, so that the caches hold it; several are gone through
+/// One copy is called twice before that, so that the caches hold it; several are gone through
 /// once, so that each is as long ago as all the others together.
-fn turn(peer: &mut dyn Peer, layers: usize, share: f64) -> Vec<f64> {
+fn turn(peer: &mut dyn Peer, copies: usize, share: f64) -> Vec<f64> {
     let begin = Instant::now();
-    for index in 0..if layers == 1 { 2 } else { layers } {
-        peer.call(index % layers);
-        if layers == 1 && begin.elapsed().as_secs_f64() > share {
+    for index in 0..if copies == 1 { 2 } else { copies } {
+        peer.call(index % copies);
+        if copies == 1 && begin.elapsed().as_secs_f64() > share {
             break;
         }
     }
     let mut times = Vec::new();
     let begin = Instant::now();
     loop {
-        for layer in 0..layers {
+        for copy in 0..copies {
             let call = Instant::now();
-            peer.call(layer);
+            peer.call(copy);
             times.push(call.elapsed().as_secs_f64());
         }
         if begin.elapsed().as_secs_f64() >= share {
@@ -109,9 +109,9 @@ pub(crate) struct Ratio {
 }
 
 /// Compares `ours` with the fastest of the others; none where one of them is missing.
-pub(crate) fn ratio(contenders: &[Contender<'_>], ours: &str, layers: usize) -> Option<Ratio> {
+pub(crate) fn ratio(contenders: &[Contender<'_>], ours: &str, copies: usize) -> Option<Ratio> {
     // Cold calls have lucky ones among them.
-    let figure = |times: &Times| if layers > 1 { times.fast() } else { times.least() };
+    let figure = |times: &Times| if copies > 1 { times.fast() } else { times.least() };
     let us = contenders.iter().find(|one| one.name == ours)?;
     let others = contenders.iter().filter(|one| one.name != ours);
     let best = others.min_by(|a, b| figure(&a.times()).total_cmp(&figure(&b.times())))?;

@@ -13,8 +13,8 @@ struct Candle<'a> {
     flash: bool,
     dtype: DType,
     q: Tensor,
-    /// Keys and values of each layer.
-    layers: Vec<(Tensor, Tensor)>,
+    /// Keys and values of each copy.
+    copies: Vec<(Tensor, Tensor)>,
     mask: Option<Tensor>,
     /// `[batch, heads, n_q, width]`.
     out: Option<Tensor>,
@@ -44,11 +44,11 @@ pub(super) fn prepare<'a>(
         let rows = Tensor::from_slice(numbers, shape, &Device::Cpu)?.to_dtype(dtype)?;
         if flash { Ok(rows) } else { rows.transpose(1, 2)?.contiguous() }
     };
-    let layers: Result<_, candle_core::Error> =
-        (0..task.layers).map(|_| Ok((side(&task.inputs.k)?, side(&task.inputs.v)?))).collect();
+    let copies: Result<_, candle_core::Error> =
+        (0..task.copies).map(|_| Ok((side(&task.inputs.k)?, side(&task.inputs.v)?))).collect();
     let mask = if !flash && sizes.n_q > 1 { Some(mask(task)?.to_dtype(dtype)?) } else { None };
-    let (q, layers) = (q.to_dtype(dtype)?, layers?);
-    Ok(Box::new(Candle { task: *task, flash, dtype, q, layers, mask, out: None }))
+    let (q, copies) = (q.to_dtype(dtype)?, copies?);
+    Ok(Box::new(Candle { task: *task, flash, dtype, q, copies, mask, out: None }))
 }
 
 /// Zero where a query row sees a position and -inf where not.
@@ -62,9 +62,9 @@ fn mask(task: &Task<'_>) -> candle_core::Result<Tensor> {
 }
 
 impl Candle<'_> {
-    fn attend(&self, layer: usize) -> candle_core::Result<Tensor> {
+    fn attend(&self, copy: usize) -> candle_core::Result<Tensor> {
         let (batch, sizes) = (self.task.workload.batch, self.task.workload.sizes);
-        let (k, v) = &self.layers[layer];
+        let (k, v) = &self.copies[copy];
         let q = &self.q;
         let scale = 1.0 / (sizes.k_width as f32).sqrt();
         if self.flash {
@@ -91,8 +91,8 @@ impl Candle<'_> {
 }
 
 impl Peer for Candle<'_> {
-    fn call(&mut self, layer: usize) {
-        self.out = Some(self.attend(layer).expect("candle failed"));
+    fn call(&mut self, copy: usize) {
+        self.out = Some(self.attend(copy).expect("candle failed"));
     }
 
     fn answer(&mut self) -> Vec<f32> {

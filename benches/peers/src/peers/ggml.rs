@@ -26,7 +26,7 @@ struct Ggml {
     graphs: Vec<(*mut sys::ggml_cgraph, sys::ggml_cplan)>,
     work: Vec<u8>,
     pool: *mut sys::ggml_threadpool,
-    /// Of the first layer.
+    /// Of the first copy.
     out: *mut sys::ggml_tensor,
     bytes_per_number: f64,
 }
@@ -74,7 +74,7 @@ pub(super) fn prepare<'a>(
         bytes_per_number,
     };
     let rows = Rows::new(task);
-    for _ in 0..task.layers {
+    for _ in 0..task.copies {
         // SAFETY: see `Builder`; the plan keeps no pointer into `peer` but the pool's, and its work
         // buffer is set before each call.
         unsafe {
@@ -95,7 +95,7 @@ pub(super) fn prepare<'a>(
 }
 
 impl Ggml {
-    /// Memory for one layer and its graph, freed by `drop`.
+    /// Memory for one copy and its graph, freed by `drop`.
     fn context(&mut self, graph: Graph) -> *mut sys::ggml_context {
         let Workload { batch, sizes, .. } = self.workload;
         let pairs = sizes.n_q * sizes.len;
@@ -157,7 +157,7 @@ fn pairs(batch: usize, heads: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..batch).flat_map(move |sequence| (0..heads).map(move |head| (sequence, head)))
 }
 
-/// Builds one layer. Its functions are unsafe because ggml's are: the context must be alive and
+/// Builds one copy. Its functions are unsafe because ggml's are: the context must be alive and
 /// have room, and a tensor must be given as many numbers as it has.
 struct Builder<'a> {
     task: &'a Task<'a>,
@@ -282,8 +282,8 @@ impl Builder<'_> {
 }
 
 impl Peer for Ggml {
-    fn call(&mut self, layer: usize) {
-        let (graph, plan) = &mut self.graphs[layer];
+    fn call(&mut self, copy: usize) {
+        let (graph, plan) = &mut self.graphs[copy];
         plan.work_data = self.work.as_mut_ptr();
         // SAFETY: the graph and its context are alive, and `work` is as long as any plan needs.
         let status = unsafe { sys::ggml_graph_compute(*graph, plan) };

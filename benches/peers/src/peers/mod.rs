@@ -37,13 +37,13 @@ pub(crate) const NAMES: [&str; 10] = [
 
 /// A workload, prepared.
 pub(crate) trait Peer: Send {
-    /// Attends once, over the keys and values of this layer.
-    fn call(&mut self, layer: usize);
+    /// Attends once, over the keys and values of this copy.
+    fn call(&mut self, copy: usize);
 
-    /// What the last call of layer 0 gave: `[batch][n_q][n_heads][v_width]`.
+    /// What the last call of copy 0 gave: `[batch][n_q][n_heads][v_width]`.
     fn answer(&mut self) -> Vec<f32>;
 
-    /// Bytes of keys and values in one layer, as they are stored.
+    /// Bytes of keys and values in one copy, as they are stored.
     fn kv_bytes(&self) -> f64;
 
     /// Keys and values as they are stored, where that is not what the type's name says.
@@ -63,7 +63,7 @@ pub(crate) struct Task<'a> {
     pub(crate) workload: &'a Workload,
     pub(crate) inputs: &'a Inputs,
     pub(crate) dtype: &'a str,
-    pub(crate) layers: usize,
+    pub(crate) copies: usize,
     pub(crate) threads: usize,
     /// For us alone.
     pub(crate) level: Level,

@@ -18,14 +18,14 @@ pub(super) fn prepare<'a>(task: &Task<'a>) -> Result<Box<dyn Peer + 'a>, Box<dyn
 }
 
 fn typed<'a, E: Element>(task: &Task<'a>) -> Result<Box<dyn Peer + 'a>, Box<dyn Error>> {
-    let Task { level, block_size, layers, .. } = *task;
-    let setup = Setup { block_size, level, copies: layers };
+    let Task { level, block_size, copies, .. } = *task;
+    let setup = Setup { block_size, level, copies };
     Ok(Box::new(Problem::<E>::new(task.workload, task.inputs, setup)?))
 }
 
 impl<E: Element> Peer for Problem<'_, E> {
-    fn call(&mut self, layer: usize) {
-        Problem::call(self, layer);
+    fn call(&mut self, copy: usize) {
+        Problem::call(self, copy);
     }
 
     fn answer(&mut self) -> Vec<f32> {

@@ -17,7 +17,7 @@ macro_rules! engine {
 
         struct Engine<'a> {
             task: Task<'a>,
-            layers: Vec<Layer>,
+            copies: Vec<Layer>,
             out: Vec<f32>,
         }
 
@@ -29,14 +29,14 @@ macro_rules! engine {
 
         fn engine<'a>(
             task: &Task<'a>,
-            layer: impl Fn(&Task<'a>) -> Result<Layer, Box<dyn Error>>,
+            copy: impl Fn(&Task<'a>) -> Result<Layer, Box<dyn Error>>,
         ) -> Result<Box<dyn Peer + 'a>, Box<dyn Error>> {
             if !$types.contains(&task.dtype) {
                 return Err(format!("nothing is stored as {}", task.dtype).into());
             }
-            let layers: Result<_, _> = (0..task.layers).map(|_| layer(task)).collect();
+            let copies: Result<_, _> = (0..task.copies).map(|_| copy(task)).collect();
             let out = vec![0.0; task.workload.q_numbers()];
-            Ok(Box::new(Engine { task: *task, layers: layers?, out }))
+            Ok(Box::new(Engine { task: *task, copies: copies?, out }))
         }
 
         pub(in super::super) fn contiguous<'a>(
@@ -82,7 +82,7 @@ macro_rules! engine {
         }
 
         impl Peer for Engine<'_> {
-            fn call(&mut self, layer: usize) {
+            fn call(&mut self, copy: usize) {
                 let Task { workload, inputs, .. } = self.task;
                 let sizes = workload.sizes;
                 let (heads, kv_heads, width) = (sizes.n_heads(), sizes.n_kv_heads, sizes.k_width);
@@ -91,7 +91,7 @@ macro_rules! engine {
                 let kv_len = len * kv_heads * width;
                 for index in 0..workload.batch {
                     let q = &inputs.q[index * q_len..][..q_len];
-                    let answer = match &self.layers[layer] {
+                    let answer = match &self.copies[copy] {
                         Layer::Contiguous(k, v) => {
                             let k = $rows(k, index * kv_len, kv_len);
                             let v = $rows(v, index * kv_len, kv_len);
