@@ -1,6 +1,6 @@
 //! The test kit: models that the containers are compared with, an oracle that attention is
-//! compared with, and a digest that levels and targets are compared by. Shared by tests, fuzz
-//! targets, benches and emulators.
+//! compared with, a digest that levels and targets are compared by, and the workloads and limits
+//! that speed is measured by. Shared by tests, fuzz targets, benches and emulators.
 //!
 //! Not covered by semantic versioning.
 
@@ -8,7 +8,9 @@ pub mod digest;
 pub mod doors;
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
 pub mod group_ops;
+pub mod limits;
 pub mod numbers;
 pub mod oracle;
 pub mod real;
 pub mod sequence_ops;
+pub mod workloads;
