@@ -116,11 +116,13 @@ pub mod cache {
     pub use crate::storage::sequence::PagedKvCache;
 }
 
-pub use element::Element;
+pub use element::{Element, Int4, Int8};
 pub use error::{
     AttentionError, GroupError, KvCacheError, KvPoolExhausted, Miscount, PagedKvError,
     PagedStoreExhausted, ShapeError, Side,
 };
+/// The half-width floats that can be stored, as the crate `half` defines them.
+pub use half::{bf16, f16};
 pub use id::{BlockId, PageGroup, StoreId};
 pub use shape::{GqaShape, KvDims, KvShape};
 pub use simd::{Level, Levels};

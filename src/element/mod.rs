@@ -30,8 +30,15 @@
 //! attention a hundred times slower. They are the one place where this room looks at a room behind
 //! it (`attention::Job`).
 
-pub(crate) mod float;
+mod bf16;
+mod f16;
+mod float;
+mod int4;
+mod int8;
 pub(crate) mod tile;
+
+pub use int4::Int4;
+pub use int8::Int8;
 
 use core::fmt::Debug;
 
@@ -45,7 +52,15 @@ use tile::Layout;
 mod sealed {
     pub trait Sealed {}
     impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for super::Int8 {}
+    impl Sealed for super::Int4 {}
 }
+
+/// `Format::ROWS` of what is narrower than `f32`. Making numbers of cells costs about as much as
+/// two multiply-adds, which four rows share.
+const NARROW_ROWS: usize = 4;
 
 /// How numbers are packed into cells.
 pub trait Format: Copy + Debug + Send + Sync + 'static {
@@ -165,6 +180,44 @@ impl<F: Format> Step for Widen<F> {
                     *sum = s.mul_add(number, vector, *sum);
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Kernel;
+
+    /// Bits, with one pattern for every NaN: payloads are nobody's promise.
+    pub(super) fn same_nan(number: f32) -> u32 {
+        if number.is_nan() { 0x7fc0_0000 } else { number.to_bits() }
+    }
+
+    struct Read<'a, F: Format>(&'a [F::Cell; LANES], usize);
+
+    impl<F: Format> Kernel for Read<'_, F> {
+        type Output = [f32; LANES];
+
+        #[inline(always)]
+        fn call<S: Simd>(self, s: S) -> [f32; LANES] {
+            let mut numbers = [0.0; LANES];
+            s.store(F::number(s, F::load(s, self.0), self.1), &mut numbers);
+            numbers
+        }
+    }
+
+    /// Number `index` of each cell is what is wanted, one by one and in registers at every level.
+    pub(super) fn assert_every_level_reads<F: Format>(
+        cells: &[F::Cell; LANES],
+        index: usize,
+        want: &[f32; LANES],
+    ) {
+        let want = want.map(same_nan);
+        assert_eq!(cells.map(|cell| same_nan(F::get(cell, index))), want);
+        for level in Level::available() {
+            let have = level.run(Read::<F>(cells, index)).map(same_nan);
+            assert_eq!(have, want, "{level}, number {index}");
         }
     }
 }

@@ -287,54 +287,207 @@ fn group_len<E: Element>(width: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::element::{Int4, Int8};
     use crate::shape::KvDims;
     use alloc::vec;
     use alloc::vec::Vec;
+    use half::{bf16, f16};
 
-    fn numbers(tag: usize, n: usize) -> Vec<f32> {
-        (0..n).map(|i| (tag * 100_000 + i) as f32).collect()
+    /// Rows of whole numbers of this size at most, which the first number of each 32 has, so that
+    /// every scale is 1 and what is stored is exact.
+    fn rows(most: i32, tag: u32, rows: usize, width: usize) -> Vec<f32> {
+        let mut state = tag;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as i32 % (most + 1) * if state >> 7 & 1 == 0 { 1 } else { -1 }
+        };
+        let mut number = |at: usize| match at % 32 {
+            0 => most * if next() < 0 { -1 } else { 1 },
+            _ => next(),
+        };
+        (0..rows)
+            .flat_map(|_| (0..width).map(&mut number).collect::<Vec<_>>())
+            .map(|x| x as f32)
+            .collect()
     }
 
-    /// Every number of every row stands in a cell of its own and comes back.
-    #[test]
-    fn rows_come_back_for_awkward_shapes() {
-        for (block_size, n_kv_heads, k_width, v_width) in
-            [(1, 1, 1, 1), (5, 3, 7, 9), (16, 2, 64, 64), (80, 2, 65, 130), (144, 1, 16, 8)]
-        {
-            let dims = KvDims { block_size, n_kv_heads, k_width, v_width };
-            let layout = Layout::<f32>::new(KvShape::new(dims).unwrap());
-            let k = numbers(1, block_size * n_kv_heads * k_width);
-            let v = numbers(2, block_size * n_kv_heads * v_width);
+    fn layout<E: Element>(block_size: usize, heads: usize, k: usize, v: usize) -> Layout<E> {
+        let dims = KvDims { block_size, n_kv_heads: heads, k_width: k, v_width: v };
+        Layout::new(KvShape::new(dims).unwrap())
+    }
+
+    /// Writes a block in two parts, which meet in the middle of a cell where its size is odd.
+    fn write<E: Element>(layout: &Layout<E>, block: &mut [u64], k: &[f32], v: &[f32]) {
+        let shape = layout.shape();
+        let half = shape.block_size() / 2;
+        let (k_half, v_half) = (half * shape.k_row_len(), half * shape.v_row_len());
+        layout.write(block, 0, &k[..k_half], &v[..v_half]);
+        layout.write(block, half, &k[k_half..], &v[v_half..]);
+    }
+
+    /// Widths and block sizes that no cell, group, vector or panel divides, and some that all do.
+    const SHAPES: [(usize, usize, usize, usize); 9] = [
+        (1, 1, 1, 1),
+        (5, 3, 7, 9),
+        (3, 2, 33, 31),
+        (16, 2, 64, 64),
+        (17, 1, 100, 34),
+        (80, 2, 65, 130),
+        (144, 1, 16, 8),
+        (7, 1, 2, 257),
+        (64, 1, 128, 128),
+    ];
+
+    /// Every number of every row stands in a place of its own and comes back.
+    fn rows_come_back<E: Element>(most: i32) {
+        for (block_size, n_kv_heads, k_width, v_width) in SHAPES {
+            let layout = layout::<E>(block_size, n_kv_heads, k_width, v_width);
+            let k = rows(most, 1, block_size * n_kv_heads, k_width);
+            let v = rows(most, 2, block_size * n_kv_heads, v_width);
             let mut block = vec![u64::MAX; layout.block_words()];
-            let half = block_size / 2;
-            let (k_half, v_half) = (half * n_kv_heads * k_width, half * n_kv_heads * v_width);
-            layout.write(&mut block, 0, &k[..k_half], &v[..v_half]);
-            layout.write(&mut block, half, &k[k_half..], &v[v_half..]);
-            let cells: &[f32] = must_cast_slice(&block);
-            let written = cells.iter().filter(|cell| !cell.is_nan()).count();
-            assert_eq!(written, k.len() + v.len(), "no two numbers share a cell");
-            for position in 0..block_size {
-                for head in 0..n_kv_heads {
-                    let at = position * n_kv_heads + head;
-                    let mut row = vec![0.0; k_width];
-                    layout.read_k(&block, head, position, &mut row);
-                    assert_eq!(row, k[at * k_width..][..k_width]);
-                    let mut row = vec![0.0; v_width];
-                    layout.read_v(&block, head, position, &mut row);
-                    assert_eq!(row, v[at * v_width..][..v_width]);
-                }
+            write(&layout, &mut block, &k, &v);
+            for (at, (k, v)) in k.chunks(k_width).zip(v.chunks(v_width)).enumerate() {
+                let (position, head) = (at / n_kv_heads, at % n_kv_heads);
+                let (mut k_back, mut v_back) = (vec![0.0; k_width], vec![0.0; v_width]);
+                layout.read_k(&block, head, position, &mut k_back);
+                layout.read_v(&block, head, position, &mut v_back);
+                assert_eq!((&k_back[..], &v_back[..]), (k, v), "{} {position} {head}", E::NAME);
             }
         }
+    }
+
+    #[test]
+    fn rows_come_back_for_awkward_shapes() {
+        rows_come_back::<f32>(100_000);
+        rows_come_back::<f16>(2048);
+        rows_come_back::<bf16>(256);
+        rows_come_back::<Int8>(127);
+        rows_come_back::<Int4>(7);
+    }
+
+    /// A block's bits that are written are those of its numbers, its scales, and what the last cell
+    /// of a key leaves unused, which is zero.
+    fn written_bits<E: Element>(bits: usize, group: usize) {
+        for (block_size, n_kv_heads, k_width, v_width) in SHAPES {
+            let layout = layout::<E>(block_size, n_kv_heads, k_width, v_width);
+            let (k, v) = (
+                rows(7, 1, block_size * n_kv_heads, k_width),
+                rows(7, 2, block_size * n_kv_heads, v_width),
+            );
+            let filled = |with: u64| {
+                let mut block = vec![with; layout.block_words()];
+                write(&layout, &mut block, &k, &v);
+                block
+            };
+            let (zeros, ones) = (filled(0), filled(u64::MAX));
+            let same = |(a, b): (&u64, &u64)| (!(a ^ b)).count_ones() as usize;
+            let written: usize = zeros.iter().zip(&ones).map(same).sum();
+            let k_cells = k_width.next_multiple_of(E::K::NUMBERS);
+            let scales =
+                if group == 0 { 0 } else { k_width.div_ceil(group) + v_width.div_ceil(group) };
+            let want = block_size * n_kv_heads * ((k_cells + v_width) * bits + scales * 32);
+            assert_eq!(written, want, "{}: {:?}", E::NAME, layout.shape());
+            let tile = layout.tile_words() * WORD;
+            assert!(tile.is_multiple_of(LINE));
+            // A line for the rounding of numbers, one for that of scales, and cells used in part.
+            let most = want / n_kv_heads / 8 + 2 * LINE + block_size + 2 * v_width;
+            assert!(tile <= most, "{}: {tile} bytes", E::NAME);
+        }
+    }
+
+    #[test]
+    fn nothing_but_a_rows_numbers_is_written() {
+        written_bits::<f32>(32, 0);
+        written_bits::<f16>(16, 0);
+        written_bits::<bf16>(16, 0);
+        written_bits::<Int8>(8, usize::MAX);
+        written_bits::<Int4>(4, 32);
     }
 
     /// The drawing above, by index.
     #[test]
     fn the_page_is_laid_out_as_drawn() {
-        let layout = Layout::<f32>::new(KvShape::square(80, 2, 128).unwrap());
+        let square = |block_size| KvShape::square(block_size, 2, 128).unwrap();
+        let layout = Layout::<f32>::new(square(80));
         assert_eq!(layout.tile_words() * 2, 80 * 256);
         assert_eq!(layout.keys().panel(0), Panel { start: 0, width: 64 });
         assert_eq!(layout.keys().panel(1), Panel { start: 64 * 128, width: 16 });
         assert_eq!(layout.values().panel(0), Panel { start: 80 * 128, width: 64 });
         assert_eq!(layout.values().panel(1), Panel { start: 80 * 128 + 80 * 64, width: 64 });
+
+        // 128 / 4 rows of words, then bytes; two scales a position behind them.
+        let layout = Layout::<Int8>::new(square(80));
+        assert_eq!(layout.keys().panel(1), Panel { start: 64 * 32, width: 16 });
+        assert_eq!(layout.values().panel(0), Panel { start: 80 * 128, width: 64 });
+        assert_eq!(layout.values().panel(1), Panel { start: 80 * 128 + 80 * 64, width: 64 });
+        assert_eq!((layout.key_scales(0), layout.value_scales(0)), (80 * 64, 80 * 65));
+        assert_eq!(layout.tile_words() * WORD, 80 * (256 + 8));
+
+        // 128 / 2 rows of bytes, then 5 / 2 rows rounded up; four scales a position for each.
+        let layout = Layout::<Int4>::new(square(5));
+        assert_eq!(layout.values().panel(1), Panel { start: 5 * 64 + 3 * 64, width: 64 });
+        let numbers: usize = 5 * 64 + 3 * 128;
+        assert_eq!(layout.key_scales(0) * 4, numbers.next_multiple_of(LINE));
+        assert_eq!(layout.value_scales(0) - layout.key_scales(0), 4 * 5);
+    }
+
+    /// What the documents say: bytes for each number of a block of 64 at width 128.
+    #[test]
+    fn bytes_per_number() {
+        fn bytes<E: Element>() -> f64 {
+            let layout = Layout::<E>::new(KvShape::square(64, 1, 128).unwrap());
+            (layout.block_words() * WORD) as f64 / (64 * 2 * 128) as f64
+        }
+        let all =
+            [bytes::<f32>(), bytes::<f16>(), bytes::<bf16>(), bytes::<Int8>(), bytes::<Int4>()];
+        assert_eq!(all, [4.0, 2.0, 2.0, 1.031_25, 0.625]);
+    }
+
+    /// A row that is not finite or too small leaves its neighbours in the same cells alone.
+    #[test]
+    fn odd_rows_stay_by_themselves() {
+        fn check<E: Element>(most: i32) {
+            let layout = layout::<E>(3, 1, 40, 40);
+            let good = rows(most, 1, 3, 40);
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-40, 1e-39] {
+                for position in 0..3 {
+                    let mut rows = good.clone();
+                    let row = &mut rows[position * 40..][..40];
+                    row.fill(if bad.is_finite() { bad } else { 1.0 });
+                    row[35] = bad;
+                    let mut block = vec![u64::MAX; layout.block_words()];
+                    write(&layout, &mut block, &rows, &rows);
+                    for at in 0..3 {
+                        for read in [Layout::<E>::read_k, Layout::<E>::read_v] {
+                            let mut back = [0.0; 40];
+                            read(&layout, &block, 0, at, &mut back);
+                            if at != position {
+                                assert_eq!(back, good[at * 40..][..40], "{} {bad}", E::NAME);
+                                continue;
+                            }
+                            // Everything that shares a scale with the bad number.
+                            let scaled = E::META_GROUP != 0;
+                            for (index, back) in back.into_iter().enumerate() {
+                                let shares =
+                                    index == 35 || scaled && (E::META_GROUP > 40 || index >= 32);
+                                match (bad.is_finite(), shares) {
+                                    (true, _) if scaled => assert_eq!(back, 0.0),
+                                    (true, _) => assert!((back - bad).abs() <= 3e-8),
+                                    (false, true) if scaled => assert!(back.is_nan()),
+                                    (false, true) if bad.is_nan() => assert!(back.is_nan()),
+                                    (false, true) => assert_eq!(back, bad),
+                                    (false, false) => assert_eq!(back, 1.0),
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        check::<f32>(100_000);
+        check::<f16>(2048);
+        check::<bf16>(256);
+        check::<Int8>(127);
+        check::<Int4>(7);
     }
 }
