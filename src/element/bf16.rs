@@ -60,6 +60,7 @@ impl Element for bf16 {
     type K = Pair;
     type V = Pair;
 
+    const PAIRS: bool = true;
     const NAME: &'static str = "bf16";
 
     #[inline(never)]
@@ -69,7 +70,7 @@ impl Element for bf16 {
 
     #[inline(never)]
     fn attend(level: Level, job: &mut Job<'_, '_, bf16>) {
-        level.plain().run(job.kernel());
+        level.run_bf16(job.kernel());
     }
 }
 

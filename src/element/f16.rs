@@ -52,7 +52,7 @@ impl Element for f16 {
 
     #[inline(never)]
     fn attend(level: Level, job: &mut Job<'_, '_, f16>) {
-        level.plain().run(job.kernel());
+        level.run_plain(job.kernel());
     }
 }
 

@@ -50,6 +50,6 @@ impl Element for f32 {
 
     #[inline(never)]
     fn attend(level: Level, job: &mut Job<'_, '_, f32>) {
-        level.plain().run(job.kernel());
+        level.run_plain(job.kernel());
     }
 }

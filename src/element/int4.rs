@@ -87,6 +87,7 @@ impl Element for Int4 {
 
     const NAME: &'static str = "int4";
     const META_GROUP: usize = 32;
+    const WHOLE: bool = true;
 
     #[inline(always)]
     fn scale(group: &[f32]) -> f32 {
@@ -100,7 +101,7 @@ impl Element for Int4 {
 
     #[inline(never)]
     fn attend(level: Level, job: &mut Job<'_, '_, Int4>) {
-        level.plain().run(job.kernel());
+        level.run_bf16(job.kernel());
     }
 }
 

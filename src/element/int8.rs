@@ -113,6 +113,8 @@ impl Element for Int8 {
 
     const NAME: &'static str = "int8";
     const META_GROUP: usize = usize::MAX;
+    const WHOLE: bool = true;
+    const QUADS: bool = true;
 
     #[inline(always)]
     fn scale(row: &[f32]) -> f32 {
@@ -126,7 +128,7 @@ impl Element for Int8 {
 
     #[inline(never)]
     fn attend(level: Level, job: &mut Job<'_, '_, Int8>) {
-        level.plain().run(job.kernel());
+        level.run(job.kernel());
     }
 }
 

@@ -32,7 +32,7 @@
 
 mod bf16;
 mod f16;
-mod float;
+pub(crate) mod float;
 mod int4;
 mod int8;
 pub(crate) mod tile;

@@ -31,7 +31,6 @@ pub(crate) mod step;
 pub(crate) mod unpack;
 pub(crate) mod values;
 
-use crate::cut;
 use crate::element::{Format, Widen};
 use crate::simd::Simd;
 use crate::simd::product::Step;

@@ -13,6 +13,10 @@ pub(super) struct Features {
     pub(super) avx2: bool,
     /// `avx512f`, `avx512bw`, `avx512dq`, `avx512vl`, all of the above, and zmm state.
     pub(super) avx512: bool,
+    /// `avx512bf16` with all of the above.
+    pub(super) bf16: bool,
+    /// `avx512vnni` with all of the above but bf16.
+    pub(super) vnni: bool,
 }
 
 const fn bit(register: u32, bit: u32) -> bool {
@@ -22,7 +26,7 @@ const fn bit(register: u32, bit: u32) -> bool {
 /// Asks the processor. A few hundred nanoseconds, much more under a hypervisor that traps CPUID:
 /// the answer is kept by the caller.
 pub(super) fn features() -> Features {
-    const NONE: Features = Features { avx2: false, avx512: false };
+    const NONE: Features = Features { avx2: false, avx512: false, bf16: false, vnni: false };
     // An enclave must not ask; a kernel built without vector registers must not use them, whatever
     // is saved for its programs.
     if cfg!(any(target_env = "sgx", not(target_feature = "sse2"), miri)) {
@@ -41,11 +45,15 @@ pub(super) fn features() -> Features {
     let saved = unsafe { xcr0() };
     let ymm_saved = saved & 0b110 == 0b110;
     let zmm_saved = saved & 0b1110_0110 == 0b1110_0110;
-    let extended = cpuid(7, 0).ebx;
+    let leaf = cpuid(7, 0);
+    let extended = leaf.ebx;
     let avx2 = ymm_saved && avx && fma && f16c && bit(extended, 5);
     let (f, dq, bw, vl) =
         (bit(extended, 16), bit(extended, 17), bit(extended, 30), bit(extended, 31));
-    Features { avx2, avx512: avx2 && zmm_saved && f && dq && bw && vl }
+    let avx512 = avx2 && zmm_saved && f && dq && bw && vl;
+    let vnni = avx512 && bit(leaf.ecx, 11);
+    let bf16 = avx512 && leaf.eax >= 1 && bit(cpuid(7, 1).eax, 5);
+    Features { avx2, avx512, bf16, vnni }
 }
 
 #[allow(unused_unsafe, reason = "the intrinsic became safe after the oldest Rust we support")]
@@ -75,6 +83,8 @@ mod tests {
         let avx2 = has!("avx2") && has!("fma") && has!("f16c");
         let avx512 =
             has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") && avx2;
-        assert_eq!(features(), Features { avx2, avx512 });
+        let bf16 = avx512 && has!("avx512bf16");
+        let vnni = avx512 && has!("avx512vnni");
+        assert_eq!(features(), Features { avx2, avx512, bf16, vnni });
     }
 }

@@ -82,9 +82,10 @@ impl Level {
         Levels { present: present(), next: 0 }
     }
 
-    /// The level with this name, if this processor has it.
+    /// The level with this name, if this processor has it; those that are not exact included.
     pub fn from_name(name: &str) -> Option<Level> {
-        Self::available().find(|level| level.name() == name)
+        let inexact = Self::opt_in().into_iter().flatten();
+        Self::available().chain(inexact).find(|level| level.name() == name)
     }
 
     /// AVX2 with FMA, on the caller's word.
@@ -110,7 +111,7 @@ impl Level {
         Level(Tier::Avx512(unsafe { Avx512::assume() }))
     }
 
-    /// `scalar`, `portable`, `avx2` or `avx512`.
+    /// `scalar`, `portable`, `avx2`, `avx512`, `avx512-bf16` or `avx512-vnni`.
     pub const fn name(self) -> &'static str {
         match self.0 {
             Tier::Scalar(_) => "scalar",
@@ -141,6 +142,46 @@ impl Level {
         }
     }
 
+    /// AVX-512 with dot products of bf16 pairs, where the processor has them. Only on request: it is
+    /// not exact.
+    ///
+    /// Over stores of bf16, `Int8` and `Int4` whose block size is even, queries and weights are
+    /// rounded to bf16, 8 bits, before they are multiplied; everything is still added up in `f32`.
+    /// An output is then off by up to some 2^-8 of the largest value (measured over unit variance:
+    /// see the README). Anything else is done as at `avx512`, with the same bits.
+    pub fn avx512_bf16() -> Option<Level> {
+        Self::opt_in().into_iter().flatten().find(|level| level.name() == "avx512-bf16")
+    }
+
+    /// AVX-512 with dot products of bytes (VNNI), where the processor has them. Only on request: it
+    /// is not exact.
+    ///
+    /// Over stores of `Int8`, queries are rounded to bytes with one scale a row and head before
+    /// they are multiplied with keys; values are weighted as at `avx512`. A score is then off by up
+    /// to half a step of the query's scale for each number of the key. Anything else is done as at
+    /// `avx512`, with the same bits.
+    pub fn avx512_vnni() -> Option<Level> {
+        Self::opt_in().into_iter().flatten().find(|level| level.name() == "avx512-vnni")
+    }
+
+    /// The levels that are not exact, where this processor has them: they are not among the
+    /// [`available`](Self::available) ones and never chosen by [`detect`](Self::detect).
+    #[cfg(target_arch = "x86_64")]
+    fn opt_in() -> [Option<Level>; 2] {
+        let features = detect::features();
+        // SAFETY: the processor was asked.
+        let bf16 = features.bf16.then(|| Level(Tier::Avx512Bf16(unsafe { Avx512::assume() })));
+        // SAFETY: the processor was asked.
+        let vnni = features.vnni.then(|| Level(Tier::Avx512Vnni(unsafe { Avx512::assume() })));
+        [bf16, vnni]
+    }
+
+    /// The levels that are not exact, where this processor has them.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn opt_in() -> [Option<Level>; 2] {
+        [None, None]
+    }
+
     /// Runs a kernel at this level: the way in.
     #[inline(always)]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -158,15 +199,29 @@ impl Level {
         }
     }
 
-    /// The level without its dot products, for what does not use them.
-    #[inline(always)]
-    pub(crate) fn plain(self) -> Level {
+    /// Runs a kernel that uses no dot products. Not `run` on a lesser level: each kernel is compiled
+    /// for each level that it can be run at, and this is what leaves some of them out.
+    pub(crate) fn run_plain<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            Tier::Scalar(token) => token.run(kernel),
+            Tier::Portable(token) => token.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx2(token) => token.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512(token) => token.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Bf16(token) => token.plain().run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Vnni(token) => token.plain().run(kernel),
+        }
+    }
+
+    /// Runs a kernel that uses no dot products but those of bf16.
+    pub(crate) fn run_bf16<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Tier::Avx512Bf16(token) => Level(Tier::Avx512(token.plain())),
-            #[cfg(target_arch = "x86_64")]
-            Tier::Avx512Vnni(token) => Level(Tier::Avx512(token.plain())),
-            _ => self,
+            Tier::Avx512Bf16(token) => token.run(kernel),
+            _ => self.run_plain(kernel),
         }
     }
 
