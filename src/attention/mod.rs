@@ -273,7 +273,7 @@ fn every_item<E: Element>(
                 positions: 0..len,
                 joint: 0,
             };
-            E::attend(task.options.level, &mut Job { task, item: &item, scratch });
+            E::attend(&mut Job { task, item: &item, scratch });
             let output = &mut output;
             task.options.level.run(Finish { task, item: &item, scratch, output });
         }

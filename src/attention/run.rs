@@ -1,6 +1,7 @@
 //! One item at work: the walk from positions to page tiles.
 
 use core::marker::PhantomData;
+use core::ops::Range;
 
 use bytemuck::must_cast_slice_mut;
 
@@ -18,9 +19,9 @@ use crate::kernel::state::{Head, finish, log_sum_exp, merge};
 use crate::kernel::step::{Side, Step};
 use crate::kernel::unpack::{ToF32, ToPairs, UnpackKeys, UnpackValues, gather_scales};
 use crate::kernel::values::{Apart, Extent, Scales, ValueStep, Values};
-use crate::kernel::{Piece, SPLIT, ScoreRow, TILE, Tiles, USUAL_PIECES, WIDTH, rows_at_once};
+use crate::kernel::{Piece, SPLIT, ScoreRow, TILE, Tiles, USUAL_PIECES, WIDTH};
 use crate::shape::GqaShape;
-use crate::simd::{Kernel, LANES, MOST_ROWS, Simd};
+use crate::simd::{Kernel, LANES, Level, MOST_ROWS, Simd};
 use crate::storage::view::KvView;
 
 /// An item of a call, and the memory that it works in.
@@ -31,26 +32,18 @@ pub struct Job<'j, 'a, E: Element> {
     pub(crate) scratch: &'j mut [f32],
 }
 
-impl<'j, 'a, E: Element> Job<'j, 'a, E> {
-    pub(crate) fn kernel(&mut self) -> Walk<'_, 'j, 'a, E> {
-        Walk(self)
-    }
-}
-
-/// The kernel that [`Element::attend`] runs.
-pub(crate) struct Walk<'w, 'j, 'a, E: Element>(&'w mut Job<'j, 'a, E>);
-
-impl<E: Element> Kernel for Walk<'_, '_, '_, E> {
-    type Output = ();
-
+impl<E: Element> Job<'_, '_, E> {
+    /// What [`Element::attend`] does. The walk itself is compiled once for each type, for any
+    /// processor; only its steps are compiled for each level.
     #[inline(always)]
-    fn call<S: Simd>(self, s: S) {
-        let Job { task, item, scratch } = self.0;
+    pub(crate) fn run(&mut self) {
+        let Job { task, item, scratch } = self;
         let layout = task.member(item.sequences.start).view.layout();
         let rows_per_head = item.rows_per_head(&task.shape);
-        let arithmetic = Arithmetic::choose::<S, E>(rows_per_head, layout.shape().block_size());
+        let level = task.options.level;
+        let arithmetic = Arithmetic::choose::<E>(level, rows_per_head, layout.shape().block_size());
         let (regions, inputs) = Regions::new::<E>(scratch, &task.shape, item, arithmetic);
-        AtWork { task, item, layout, rows_per_head, arithmetic, regions, inputs }.run(s);
+        AtWork { task, item, layout, level, rows_per_head, arithmetic, regions, inputs }.run();
     }
 }
 
@@ -219,6 +212,7 @@ struct AtWork<'i, 'a, E: Element> {
     task: &'i Task<'a, E>,
     item: &'i Item,
     layout: &'a Layout<E>,
+    level: Level,
     rows_per_head: usize,
     arithmetic: Arithmetic,
     regions: Regions<'i>,
@@ -227,22 +221,22 @@ struct AtWork<'i, 'a, E: Element> {
 
 impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     #[inline(always)]
-    fn run<S: Simd>(&mut self, s: S) {
+    fn run(&mut self) {
         // Room for the pieces of two tiles: clearing more than is needed would be felt in the
         // smallest calls.
         if self.layout.shape().block_size() >= LANES {
             let mut room = [Piece::NONE; 2 * USUAL_PIECES];
-            self.walk(s, &mut room);
+            self.walk(&mut room);
         } else {
             let mut room = [Piece::NONE; 2 * TILE];
-            self.walk(s, &mut room);
+            self.walk(&mut room);
         }
     }
 
     /// Goes over the tiles; `room` is for the pieces of two of them.
-    fn walk<S: Simd>(&mut self, s: S, room: &mut [Piece<'a>]) {
+    fn walk(&mut self, room: &mut [Piece<'a>]) {
         self.load_queries();
-        self.pack_queries(s);
+        self.pack_queries();
         let (any, all) = self.seen_by_rows();
         let alone = self.item.sequences.len() == 1;
         let first = self.task.member(self.item.sequences.start);
@@ -265,14 +259,14 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                 };
                 let (pieces, next) = (cut::part(here, 0, count), cut::part(there, 0, found));
                 let (first_row, rows) = (0, self.rows_per_head);
-                self.tile(s, Tile { start, pieces, next, first_row, rows, extent });
+                self.tile(Tile { start, pieces, next, first_row, rows, extent });
             } else {
-                self.apart(s, start, there);
+                self.apart(start, there);
             }
             start = end;
             let merges = !self.regions.total_heads.is_empty();
             if merges && (start.is_multiple_of(SPLIT) || start >= any.to) {
-                self.close_split(s);
+                self.close_split();
                 self.regions.open_split();
             }
         }
@@ -345,7 +339,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     }
 
     /// Rounds the query rows for the dot product at hand.
-    fn pack_queries<S: Simd>(&mut self, s: S) {
+    fn pack_queries(&mut self) {
         let width = self.task.shape.kv().k_width();
         let packed_width = self.arithmetic.packed_width(width);
         if packed_width == 0 {
@@ -355,13 +349,13 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         for (row, packed) in rows.zip(self.inputs.packed.chunks_exact_mut(packed_width)) {
             match self.arithmetic {
                 Arithmetic::Quads { .. } => pack_quads(row, packed),
-                _ => s.run(PackPairs { row, packed }),
+                _ => self.level.run_bf16(PackPairs { row, packed }),
             }
         }
     }
 
     /// A tile that the item's sequences do not share.
-    fn apart<S: Simd>(&mut self, s: S, start: usize, room: &mut [Piece<'a>]) {
+    fn apart(&mut self, start: usize, room: &mut [Piece<'a>]) {
         let rows = self.item.rows.len() * self.task.shape.group();
         for index in 0..self.item.sequences.len() {
             let member = self.task.member(self.item.sequences.start + index);
@@ -369,27 +363,26 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             if start < end {
                 let count = find_pieces(&member.view, start, end, room);
                 let (pieces, next, first_row) = (cut::part(room, 0, count), &[], index * rows);
-                self.tile(s, Tile { start, pieces, next, first_row, rows, extent: None });
+                self.tile(Tile { start, pieces, next, first_row, rows, extent: None });
             }
         }
     }
 
     /// One softmax tile: all heads of the item, some rows of each.
-    #[inline(always)]
-    fn tile<S: Simd>(&mut self, s: S, tile: Tile<'_, 'a>) {
+    fn tile(&mut self, tile: Tile<'_, 'a>) {
         // As even as can be: nine rows are five and four, not eight and one.
-        let most = self.arithmetic.rows_at_once::<S, E>();
+        let most = self.arithmetic.rows_at_once::<E>(self.level);
         let rows = tile.rows.div_ceil(tile.rows.div_ceil(most));
         for head in 0..self.item.heads.len() {
             let tiles = self.tiles(&tile, head);
             self.gather_scales(&tiles);
-            self.unpack(s, &tiles);
+            self.unpack(&tiles);
             let mut row = tile.first_row;
             while row < tile.first_row + tile.rows {
                 let rows = rows.min(tile.first_row + tile.rows - row);
                 // Only the first rows ask for what is next; the others find it on its way.
                 let next = if row == tile.first_row { tiles.next } else { &[] };
-                self.step(s, &tile, Batch { head, row, rows }, Tiles { next, ..tiles });
+                self.step(&tile, Batch { head, row, rows }, Tiles { next, ..tiles });
                 row += rows;
             }
         }
@@ -426,33 +419,32 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     }
 
     /// Unpacks a head's tile, where that is how it is read.
-    #[inline(always)]
-    fn unpack<S: Simd>(&mut self, s: S, tiles: &Tiles<'_, 'a>) {
+    fn unpack(&mut self, tiles: &Tiles<'_, 'a>) {
         let kv = self.task.shape.kv();
-        let (layout, inputs) = (self.layout, &mut self.inputs);
+        let (level, layout, inputs) = (self.level, self.layout, &mut self.inputs);
         let (keys, k_width) = (layout.keys(), kv.k_width());
         let (values, v_width) = (layout.values(), kv.v_width());
         match self.arithmetic {
             Arithmetic::Plain { unpacked: true } => {
                 let how = PhantomData::<(E::K, ToF32)>;
                 let to = &mut *inputs.keys;
-                s.run(UnpackKeys { tiles, panels: keys, width: k_width, to, how });
+                level.run(UnpackKeys { tiles, panels: keys, width: k_width, to, how });
                 let how = PhantomData::<(E::V, ToF32)>;
                 let to = &mut *inputs.values;
-                s.run(UnpackValues { tiles, panels: values, width: v_width, to, how });
+                level.run(UnpackValues { tiles, panels: values, width: v_width, to, how });
             }
-            Arithmetic::Pairs { unpacked: true } if S::DOT_BF16 && E::WHOLE => {
+            Arithmetic::Pairs { unpacked: true } if E::WHOLE => {
                 let how = PhantomData::<(E::K, ToPairs)>;
                 let to = &mut *inputs.keys;
-                s.run(UnpackKeys { tiles, panels: keys, width: k_width, to, how });
+                level.run_bf16(UnpackKeys { tiles, panels: keys, width: k_width, to, how });
                 let how = PhantomData::<(E::V, ToPairs)>;
                 let to = &mut *inputs.values;
-                s.run(UnpackValues { tiles, panels: values, width: v_width, to, how });
+                level.run_bf16(UnpackValues { tiles, panels: values, width: v_width, to, how });
             }
-            Arithmetic::Quads { unpacked: true } if S::DOT_I8 && E::QUADS => {
+            Arithmetic::Quads { unpacked: true } if E::QUADS => {
                 let how = PhantomData::<(E::V, ToF32)>;
                 let to = &mut *inputs.values;
-                s.run(UnpackValues { tiles, panels: values, width: v_width, to, how });
+                level.run(UnpackValues { tiles, panels: values, width: v_width, to, how });
             }
             _ => {}
         }
@@ -460,7 +452,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
 
     /// Some rows over one softmax tile: scores, softmax, values.
     #[inline(always)]
-    fn step<S: Simd>(&mut self, s: S, tile: &Tile<'_, 'a>, batch: Batch, tiles: Tiles<'_, 'a>) {
+    fn step(&mut self, tile: &Tile<'_, 'a>, batch: Batch, tiles: Tiles<'_, 'a>) {
         let mut extents = [Extent::EMPTY; MOST_ROWS];
         let extent = match tile.extent {
             Some(extent) => extent,
@@ -507,19 +499,21 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         };
         let (one_key, one_value);
         let regions = &mut self.regions;
-        let v_width = kv.v_width();
+        let (level, v_width) = (self.level, kv.v_width());
         match self.arithmetic {
             Arithmetic::Plain { unpacked: false } => {
-                work::<S, Widen<E::K>, Widen<E::V>>(s, regions, v_width, seen, q, keys, values);
+                work::<Widen<E::K>, Widen<E::V>>(level, regions, v_width, seen, q, keys, values);
             }
             Arithmetic::Plain { unpacked: true } => {
                 one_key = unpacked_piece(inputs.keys);
                 one_value = unpacked_piece(inputs.values);
                 let keys = keys.unpacked(&one_key, Panels::new(k_width, TILE));
                 let values = values.unpacked(&one_value, Panels::new(TILE, v_width));
-                work::<S, Widen<Single>, Widen<Single>>(s, regions, v_width, seen, q, keys, values);
+                work::<Widen<Single>, Widen<Single>>(
+                    level, regions, v_width, seen, q, keys, values,
+                );
             }
-            Arithmetic::Pairs { unpacked } if S::DOT_BF16 && (E::PAIRS || E::WHOLE) => {
+            Arithmetic::Pairs { unpacked } if E::PAIRS || E::WHOLE => {
                 let width = k_width.div_ceil(2);
                 let q = Queries {
                     rows: cut::part(inputs.packed, first * width, rows * width),
@@ -529,16 +523,16 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                     numbers: 2 * width,
                 };
                 if !unpacked {
-                    work::<S, Bf16Pairs, Bf16Pairs>(s, regions, v_width, seen, q, keys, values);
+                    work::<Bf16Pairs, Bf16Pairs>(level, regions, v_width, seen, q, keys, values);
                     return;
                 }
                 one_key = unpacked_piece(inputs.keys);
                 one_value = unpacked_piece(inputs.values);
                 let keys = keys.unpacked(&one_key, Panels::new(width, TILE));
                 let values = values.unpacked(&one_value, Panels::new(TILE / 2, v_width));
-                work::<S, Bf16Pairs, Bf16Pairs>(s, regions, v_width, seen, q, keys, values);
+                work::<Bf16Pairs, Bf16Pairs>(level, regions, v_width, seen, q, keys, values);
             }
-            Arithmetic::Quads { unpacked } if S::DOT_I8 && E::QUADS => {
+            Arithmetic::Quads { unpacked } if E::QUADS => {
                 let width = k_width.div_ceil(4) + QUADS_TAIL;
                 let q = Queries {
                     rows: cut::part(inputs.packed, first * width, rows * width),
@@ -548,12 +542,12 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                     numbers: k_width.next_multiple_of(4),
                 };
                 if !unpacked {
-                    work::<S, I8Quads, Widen<E::V>>(s, regions, v_width, seen, q, keys, values);
+                    work::<I8Quads, Widen<E::V>>(level, regions, v_width, seen, q, keys, values);
                     return;
                 }
                 one_value = unpacked_piece(inputs.values);
                 let values = values.unpacked(&one_value, Panels::new(TILE, v_width));
-                work::<S, I8Quads, Widen<Single>>(s, regions, v_width, seen, q, keys, values);
+                work::<I8Quads, Widen<Single>>(level, regions, v_width, seen, q, keys, values);
             }
             _ => cut::out_of_bounds(),
         }
@@ -601,10 +595,28 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     }
 
     /// Merges the split at hand into the totals.
-    fn close_split<S: Simd>(&mut self, s: S) {
+    fn close_split(&mut self) {
         let Regions { stride, heads, outs, total_heads, total_outs, .. } = &mut self.regions;
-        let totals = total_heads.iter_mut().zip(total_outs.chunks_exact_mut(*stride));
-        let parts = heads.iter().zip(outs.chunks_exact(*stride));
+        self.level.run(CloseSplit { stride: *stride, heads, outs, total_heads, total_outs });
+    }
+}
+
+/// Merges the states of a split into the totals.
+struct CloseSplit<'c> {
+    stride: usize,
+    heads: &'c [[f32; 2]],
+    outs: &'c [f32],
+    total_heads: &'c mut [[f32; 2]],
+    total_outs: &'c mut [f32],
+}
+
+impl Kernel for CloseSplit<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        let totals = self.total_heads.iter_mut().zip(self.total_outs.chunks_exact_mut(self.stride));
+        let parts = self.heads.iter().zip(self.outs.chunks_exact(self.stride));
         for ((total, total_out), (part, part_out)) in totals.zip(parts) {
             let mut head = Head { max: total[0], denom: total[1] };
             let part = Head { max: part[0], denom: part[1] };
@@ -641,28 +653,28 @@ enum Arithmetic {
 impl Arithmetic {
     /// By the level, the stored type and the shape; whether a tile is unpacked, which changes no
     /// bit, by the rows that share the work.
-    fn choose<S: Simd, E: Element>(rows_per_head: usize, block_size: usize) -> Self {
+    fn choose<E: Element>(level: Level, rows_per_head: usize, block_size: usize) -> Self {
         // Cells of two positions must not be torn apart by the end of a block.
         let even = block_size.is_multiple_of(2);
-        if S::DOT_I8 && E::QUADS {
+        if level.has_i8() && E::QUADS {
             Arithmetic::Quads { unpacked: rows_per_head > UNPACK_ROWS }
-        } else if S::DOT_BF16 && E::PAIRS && even {
+        } else if level.has_bf16() && E::PAIRS && even {
             Arithmetic::Pairs { unpacked: false }
-        } else if S::DOT_BF16 && E::WHOLE && even {
+        } else if level.has_bf16() && E::WHOLE && even {
             Arithmetic::Pairs { unpacked: true }
         } else {
-            let in_place = E::K::ROWS >= S::ROWS || rows_per_head <= UNPACK_ROWS;
+            let in_place = E::K::ROWS >= level.rows() || rows_per_head <= UNPACK_ROWS;
             Arithmetic::Plain { unpacked: !in_place }
         }
     }
 
     /// Rows of the largest register tile.
     #[inline(always)]
-    fn rows_at_once<S: Simd, E: Element>(self) -> usize {
+    fn rows_at_once<E: Element>(self, level: Level) -> usize {
         match self {
-            Arithmetic::Plain { unpacked: false } => rows_at_once::<S, Widen<E::K>>(),
-            Arithmetic::Quads { unpacked: false } => rows_at_once::<S, Widen<E::V>>(),
-            _ => S::ROWS,
+            Arithmetic::Plain { unpacked: false } => level.rows().min(E::K::ROWS),
+            Arithmetic::Quads { unpacked: false } => level.rows().min(E::V::ROWS),
+            _ => level.rows(),
         }
     }
 
@@ -702,9 +714,8 @@ fn unpacked_piece(words: &[u32]) -> [Piece<'_>; 1] {
 }
 
 /// A [`Step`], and the values of rows that do not see the same positions.
-#[inline(always)]
-fn work<S: Simd, K: KeyStep, V: ValueStep>(
-    s: S,
+fn work<K: KeyStep, V: ValueStep>(
+    level: Level,
     regions: &mut Regions<'_>,
     v_width: usize,
     seen: Seen<'_>,
@@ -715,6 +726,9 @@ fn work<S: Simd, K: KeyStep, V: ValueStep>(
     let Seen { first, rows, extent, extents, rules } = seen;
     let stride = regions.stride;
     let mut shrink = [0.0; LANES];
+    // Positions that share a factor stay together.
+    let common = extents.map_or(extent, |extents| in_common(extents, V::NUMBERS / V::FACTORS));
+    let beginnings = extents.is_some_and(|rows| rows.iter().any(|row| row.from < common.from));
     let step = Step::<K, V> {
         q,
         keys,
@@ -722,6 +736,7 @@ fn work<S: Simd, K: KeyStep, V: ValueStep>(
         v_width,
         extent,
         extents,
+        common: if beginnings { Extent::EMPTY } else { common },
         rules,
         scores: regions.scores,
         factors: regions.factors,
@@ -731,65 +746,103 @@ fn work<S: Simd, K: KeyStep, V: ValueStep>(
         shrink: &mut shrink,
         arithmetic: PhantomData,
     };
-    step.run(s, rows);
+    K::run(level, step);
     if let Some(extents) = extents {
-        ragged::<S, V>(s, regions, v_width, first, &values, extents, &mut shrink);
+        if !beginnings && !common.is_empty() {
+            shrink.fill(1.0);
+        }
+        let ragged = Ragged { first, extents, common, beginnings, v_width };
+        ragged.add::<V>(level, regions, &values, &mut shrink);
     }
 }
 
-/// Adds the weighted values of rows that end at different positions: the edge of causality or of a
-/// window.
+/// The positions that all rows see, cut to whole cells of so many.
+fn in_common(extents: &[Extent], together: usize) -> Extent {
+    let from = extents.iter().map(|extent| extent.from).max().unwrap_or(0);
+    let to = extents.iter().map(|extent| extent.to).min().unwrap_or(0);
+    let from = from.next_multiple_of(together);
+    Extent { from, to: (to - to % together).max(from) }
+}
+
+/// Rows that end at different positions: the edge of causality or of a window.
 ///
 /// Only the positions that all of them see are done together. A row never multiplies a value it
 /// does not see, not even by zero: 0 x inf and 0 x NaN are not 0. Rows with one extent stay
 /// together.
-fn ragged<S: Simd, V: ValueStep>(
-    s: S,
-    regions: &mut Regions<'_>,
-    v_width: usize,
+struct Ragged<'r> {
     first: usize,
-    side: &Side<'_, '_>,
-    extents: &[Extent],
-    shrink: &mut [f32; LANES],
-) {
-    let from = extents.iter().map(|extent| extent.from).max().unwrap_or(0);
-    let to = extents.iter().map(|extent| extent.to).min().unwrap_or(0);
-    // Positions that share a factor stay together.
-    let together = V::NUMBERS / V::FACTORS;
-    let from = from.next_multiple_of(together);
-    let common = Extent { from, to: (to - to % together).max(from) };
-    // First each row's own beginning, then the common middle, then each row's own end.
-    for part in [Part::Beginning, Part::Middle, Part::End] {
-        let mut line = 0;
-        while line < extents.len() {
-            let own = *cut::one(extents, line);
-            let same = cut::from(extents, line).iter().take_while(|extent| **extent == own);
-            let (lines, extent) = match part {
-                Part::Beginning => {
-                    (same.count(), Extent { from: own.from, to: own.to.min(common.from) })
-                }
-                Part::Middle => (extents.len(), common),
-                Part::End => (same.count(), Extent { from: own.from.max(common.to), to: own.to }),
-            };
-            if !extent.is_empty() {
-                let shrink = cut::part_mut(shrink, line, lines);
-                let stride = regions.stride;
-                let values = Values {
-                    weights: cut::part(regions.scores, line, lines),
-                    factors: regions.factors,
-                    scales: side.scales,
-                    shrink,
-                    extent,
-                    tiles: &side.tiles,
-                    panels: side.panels,
-                    v_width,
-                    outs: cut::part_mut(regions.outs, (first + line) * stride, lines * stride),
-                    stride,
+    extents: &'r [Extent],
+    common: Extent,
+    /// Whether some row begins before the common positions, which then are still to be done.
+    beginnings: bool,
+    v_width: usize,
+}
+
+impl Ragged<'_> {
+    /// First each row's own beginning, then the common middle, then each row's own end.
+    fn add<V: ValueStep>(
+        &self,
+        level: Level,
+        regions: &mut Regions<'_>,
+        side: &Side<'_, '_>,
+        shrink: &mut [f32; LANES],
+    ) {
+        let Ragged { extents, common, .. } = *self;
+        let parts = [Part::Beginning, Part::Middle, Part::End];
+        for part in cut::from(&parts, if self.beginnings { 0 } else { 2 }) {
+            let mut line = 0;
+            while line < extents.len() {
+                let own = *cut::one(extents, line);
+                let same = cut::from(extents, line).iter().take_while(|extent| **extent == own);
+                let (lines, extent) = match part {
+                    Part::Beginning => {
+                        (same.count(), Extent { from: own.from, to: own.to.min(common.from) })
+                    }
+                    Part::Middle => (extents.len(), common),
+                    Part::End => {
+                        (same.count(), Extent { from: own.from.max(common.to), to: own.to })
+                    }
                 };
-                Apart(values, PhantomData::<V>).run(s, lines);
-                // What has shrunk once must not shrink again.
-                shrink.fill(1.0);
+                if !extent.is_empty() {
+                    self.some::<V>(level, regions, side, shrink, extent, line..line + lines);
+                }
+                line += lines;
             }
+        }
+    }
+
+    /// Adds the values in an extent to some rows, at most four at once.
+    fn some<V: ValueStep>(
+        &self,
+        level: Level,
+        regions: &mut Regions<'_>,
+        side: &Side<'_, '_>,
+        shrink: &mut [f32; LANES],
+        extent: Extent,
+        rows: Range<usize>,
+    ) {
+        let stride = regions.stride;
+        let most = level.rows().min(4);
+        let mut line = rows.start;
+        while line < rows.end {
+            let lines = most.min(rows.end - line);
+            let first = self.first + line;
+            let shrink = cut::part_mut(shrink, line, lines);
+            let values = Values {
+                weights: cut::part(regions.scores, line, lines),
+                factors: regions.factors,
+                scales: side.scales,
+                shrink,
+                extent,
+                tiles: &side.tiles,
+                panels: side.panels,
+                v_width: self.v_width,
+                outs: cut::part_mut(regions.outs, first * stride, lines * stride),
+                stride,
+            };
+            V::run(level, Apart(values, PhantomData::<V>));
+            // What has shrunk once must not shrink again.
+            shrink.fill(1.0);
             line += lines;
         }
     }

@@ -9,7 +9,7 @@ use half::bf16;
 use super::tile::Layout;
 use super::{Element, Format, NARROW_ROWS};
 use crate::attention::Job;
-use crate::simd::{LANES, Level, Simd};
+use crate::simd::{LANES, Simd};
 
 /// A cell is two numbers: number 0 in the low half of the word, number 1 in the high half.
 #[derive(Clone, Copy, Debug)]
@@ -69,8 +69,8 @@ impl Element for bf16 {
     }
 
     #[inline(never)]
-    fn attend(level: Level, job: &mut Job<'_, '_, bf16>) {
-        level.run_bf16(job.kernel());
+    fn attend(job: &mut Job<'_, '_, bf16>) {
+        job.run();
     }
 }
 

@@ -5,7 +5,7 @@ use half::f16;
 use super::tile::Layout;
 use super::{Element, Format, NARROW_ROWS};
 use crate::attention::Job;
-use crate::simd::{LANES, Level, Simd};
+use crate::simd::{LANES, Simd};
 
 /// A cell is a number of sixteen bits.
 #[derive(Clone, Copy, Debug)]
@@ -51,8 +51,8 @@ impl Element for f16 {
     }
 
     #[inline(never)]
-    fn attend(level: Level, job: &mut Job<'_, '_, f16>) {
-        level.run_plain(job.kernel());
+    fn attend(job: &mut Job<'_, '_, f16>) {
+        job.run();
     }
 }
 

@@ -3,7 +3,7 @@
 use super::tile::Layout;
 use super::{Element, Format};
 use crate::attention::Job;
-use crate::simd::{LANES, Level, MOST_ROWS, Simd};
+use crate::simd::{LANES, MOST_ROWS, RowsKernel, Simd};
 
 /// A cell is a number.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,11 @@ impl Format for Single {
 
     const NUMBERS: usize = 1;
     const ROWS: usize = MOST_ROWS;
+
+    #[inline(always)]
+    fn run_rows<S: Simd, K: RowsKernel>(s: S, rows: usize, kernel: K) {
+        s.run_rows(rows, kernel);
+    }
 
     #[inline(always)]
     fn load<S: Simd>(s: S, cells: &[f32; LANES]) -> S::F32 {
@@ -49,7 +54,7 @@ impl Element for f32 {
     }
 
     #[inline(never)]
-    fn attend(level: Level, job: &mut Job<'_, '_, f32>) {
-        level.run_plain(job.kernel());
+    fn attend(job: &mut Job<'_, '_, f32>) {
+        job.run();
     }
 }

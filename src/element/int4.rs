@@ -4,7 +4,7 @@ use super::int8::{round, scale};
 use super::tile::Layout;
 use super::{Element, Format, NARROW_ROWS};
 use crate::attention::Job;
-use crate::simd::{LANES, Level, Simd};
+use crate::simd::{LANES, Simd};
 
 /// Four bits a number, with one `f32` scale for each 32 neighbouring numbers of a row.
 ///
@@ -100,8 +100,8 @@ impl Element for Int4 {
     }
 
     #[inline(never)]
-    fn attend(level: Level, job: &mut Job<'_, '_, Int4>) {
-        level.run_bf16(job.kernel());
+    fn attend(job: &mut Job<'_, '_, Int4>) {
+        job.run();
     }
 }
 

@@ -3,7 +3,7 @@
 use super::tile::Layout;
 use super::{Element, Format, NARROW_ROWS};
 use crate::attention::Job;
-use crate::simd::{LANES, Level, Simd};
+use crate::simd::{LANES, Simd};
 
 /// Signed bytes, with one `f32` scale for each key row and each value row of a KV head.
 ///
@@ -127,8 +127,8 @@ impl Element for Int8 {
     }
 
     #[inline(never)]
-    fn attend(level: Level, job: &mut Job<'_, '_, Int8>) {
-        level.run(job.kernel());
+    fn attend(job: &mut Job<'_, '_, Int8>) {
+        job.run();
     }
 }
 

@@ -46,7 +46,7 @@ use bytemuck::Pod;
 
 use crate::attention::Job;
 use crate::simd::product::Step;
-use crate::simd::{LANES, Level, Simd};
+use crate::simd::{LANES, RowsKernel, Simd};
 use tile::Layout;
 
 mod sealed {
@@ -76,6 +76,11 @@ pub trait Format: Copy + Debug + Send + Sync + 'static {
     /// The most rows for which cells are read in place; with more, tiles are unpacked to `f32` first
     /// and read once for all of them.
     const ROWS: usize;
+
+    /// Runs a kernel for so many rows, at most [`Format::ROWS`].
+    fn run_rows<S: Simd, K: RowsKernel>(s: S, rows: usize, kernel: K) {
+        s.run_few_rows(rows, kernel);
+    }
 
     /// Reads sixteen neighbouring cells.
     fn load<S: Simd>(s: S, cells: &[Self::Cell; LANES]) -> Self::Raw<S>;
@@ -131,9 +136,9 @@ pub trait Element: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn write(layout: &Layout<Self>, block: &mut [u64], first: usize, k: &[f32], v: &[f32]);
 
-    /// Runs attention over pages of this type at `level`.
+    /// Runs attention over pages of this type.
     #[doc(hidden)]
-    fn attend(level: Level, job: &mut Job<'_, '_, Self>);
+    fn attend(job: &mut Job<'_, '_, Self>);
 }
 
 /// Plain arithmetic: every stored number becomes an `f32` and meets a factor of its own.
@@ -148,6 +153,11 @@ impl<F: Format> Step for Widen<F> {
     const NUMBERS: usize = F::NUMBERS;
     const FACTORS: usize = F::NUMBERS;
     const ROWS: usize = F::ROWS;
+
+    #[inline(always)]
+    fn run_rows<S: Simd, K: RowsKernel>(s: S, rows: usize, kernel: K) {
+        F::run_rows(s, rows, kernel);
+    }
 
     #[inline(always)]
     fn zero<S: Simd>(s: S) -> S::F32 {

@@ -8,7 +8,7 @@ use super::values::{Extent, ValueStep};
 use super::{ScoreRow, TILE};
 use crate::cut;
 use crate::simd::product::Step;
-use crate::simd::{LANES, MOST_ROWS, Simd};
+use crate::simd::{Kernel, LANES, Level, MOST_ROWS, RowsKernel, Simd};
 
 /// Pairs of bf16. One factor is a pair, too; products of a pair are added in the processor's
 /// order, with sums that are denormal taken for zero.
@@ -23,6 +23,11 @@ impl Step for Bf16Pairs {
     const NUMBERS: usize = 2;
     const FACTORS: usize = 1;
     const ROWS: usize = MOST_ROWS;
+
+    #[inline(always)]
+    fn run_rows<S: Simd, K: RowsKernel>(s: S, rows: usize, kernel: K) {
+        s.run_rows(rows, kernel);
+    }
 
     #[inline(always)]
     fn zero<S: Simd>(s: S) -> S::F32 {
@@ -61,6 +66,11 @@ impl Step for Bf16Pairs {
 
 impl KeyStep for Bf16Pairs {
     #[inline(always)]
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
+        level.run_bf16(kernel)
+    }
+
+    #[inline(always)]
     fn score<S: Simd>(_: S, sum: S::F32, _: &[u32]) -> S::F32 {
         sum
     }
@@ -68,6 +78,11 @@ impl KeyStep for Bf16Pairs {
 
 impl ValueStep for Bf16Pairs {
     const PLAIN: bool = false;
+
+    #[inline(always)]
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
+        level.run_bf16(kernel)
+    }
 
     #[inline(always)]
     fn resume<S: Simd>(_: S, sum: S::F32) -> S::F32 {
@@ -135,6 +150,11 @@ impl Step for I8Quads {
     const ROWS: usize = MOST_ROWS;
 
     #[inline(always)]
+    fn run_rows<S: Simd, K: RowsKernel>(s: S, rows: usize, kernel: K) {
+        s.run_rows(rows, kernel);
+    }
+
+    #[inline(always)]
     fn zero<S: Simd>(s: S) -> S::Bits {
         s.load_bits(&[0; LANES])
     }
@@ -161,6 +181,11 @@ impl Step for I8Quads {
 }
 
 impl KeyStep for I8Quads {
+    #[inline(always)]
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
+        level.run_i8(kernel)
+    }
+
     #[inline(always)]
     fn score<S: Simd>(s: S, sum: S::Bits, row: &[u32]) -> S::F32 {
         match row.last_chunk::<QUADS_TAIL>() {

@@ -32,8 +32,7 @@ pub(crate) mod unpack;
 pub(crate) mod values;
 
 use crate::element::{Format, Widen};
-use crate::simd::Simd;
-use crate::simd::product::Step;
+use crate::simd::{Kernel, Level, Simd};
 
 /// Positions in a softmax tile.
 ///
@@ -103,13 +102,12 @@ impl Tiles<'_, '_> {
     }
 }
 
-/// Rows of the largest register tile for this step at this level.
-#[inline(always)]
-pub(crate) const fn rows_at_once<S: Simd, T: Step>() -> usize {
-    if T::ROWS < S::ROWS { T::ROWS } else { S::ROWS }
-}
-
 impl<F: Format> scores::KeyStep for Widen<F> {
+    #[inline(always)]
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
+        level.run(kernel)
+    }
+
     #[inline(always)]
     fn score<S: Simd>(_: S, sum: S::F32, _: &[f32]) -> S::F32 {
         sum
@@ -118,6 +116,11 @@ impl<F: Format> scores::KeyStep for Widen<F> {
 
 impl<F: Format> values::ValueStep for Widen<F> {
     const PLAIN: bool = true;
+
+    #[inline(always)]
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
+        level.run(kernel)
+    }
 
     #[inline(always)]
     fn factors<S: Simd>(

@@ -7,10 +7,13 @@ use super::{ScoreRow, Tiles};
 use crate::cut;
 use crate::element::tile::{PANEL, Panels};
 use crate::simd::product::{Columns, Step, product};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Kernel, LANES, Level, Simd};
 
 /// How a sum becomes a score.
 pub(crate) trait KeyStep: Step {
+    /// Runs a kernel of this step at the level, which has it.
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output;
+
     /// The score of sixteen keys; `row` is the query row that was multiplied.
     fn score<S: Simd>(s: S, sum: Self::Sum<S>, row: &[Self::Factor]) -> S::F32;
 }

@@ -4,7 +4,7 @@ use super::exp::{exp2, tanh};
 use super::values::Extent;
 use super::{ScoreRow, TILE};
 use crate::cut;
-use crate::simd::{LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd};
 
 /// What is done to a product before the softmax. Both numbers are in units of `log2`, as scores
 /// are in the kernel: the query comes scaled by `scale x log2(e)`.
@@ -138,14 +138,29 @@ fn mask(row: &mut ScoreRow, extent: Extent) {
     cut::part_mut(row, extent.to, to - extent.to).fill(f32::NEG_INFINITY);
 }
 
-/// Soft cap, then ALiBi, over the vectors that an extent lies in.
-#[inline(always)]
-pub(crate) fn transform<S: Simd>(s: S, row: &mut ScoreRow, extent: Extent, rule: Rule) {
-    if extent.is_empty() {
-        return;
+/// Soft cap, then ALiBi, over the vectors that an extent lies in. A kernel of its own, since it is
+/// long and seldom asked for.
+pub(crate) struct Transform<'t> {
+    pub(crate) row: &'t mut ScoreRow,
+    pub(crate) extent: Extent,
+    pub(crate) rule: Rule,
+}
+
+impl Kernel for Transform<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        if !self.extent.is_empty() {
+            let from = self.extent.from / LANES * LANES;
+            transform(s, covered(self.row, self.extent), from, self.rule);
+        }
     }
-    let from = extent.from / LANES * LANES;
-    let scores = covered(row, extent);
+}
+
+/// `scores` start at position `from` of the tile.
+#[inline(always)]
+fn transform<S: Simd>(s: S, scores: &mut [[f32; LANES]], from: usize, rule: Rule) {
     if let Some(cap) = rule.cap {
         let cap = s.splat(cap);
         for vector in &mut *scores {

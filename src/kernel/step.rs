@@ -4,12 +4,12 @@ use core::marker::PhantomData;
 
 use super::exp::exp2;
 use super::scores::{KeyStep, Queries, Scores};
-use super::softmax::{Rule, raise, transform, weigh};
+use super::softmax::{Rule, Transform, raise, weigh};
 use super::values::{Extent, Scales, ValueStep, Values};
-use super::{Piece, ScoreRow, TILE, Tiles, rows_at_once};
+use super::{Piece, ScoreRow, TILE, Tiles};
 use crate::cut;
 use crate::element::tile::Panels;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, RowsKernel, Simd};
 
 /// One step of the walk: rows of one KV head, at most as many as the register tile is high, over
 /// one softmax tile.
@@ -23,8 +23,10 @@ pub(crate) struct Step<'s, 'k, 'a, K: KeyStep, V> {
     pub(crate) v_width: usize,
     /// The positions that any row sees.
     pub(crate) extent: Extent,
-    /// What each row sees, where they differ; the values are then left to the caller.
+    /// What each row sees, where they differ.
     pub(crate) extents: Option<&'s [Extent]>,
+    /// The positions whose values are added here; what rows see beside them is left to the caller.
+    pub(crate) common: Extent,
     /// What is done to the scores of each row; empty where nothing is.
     pub(crate) rules: &'s [Rule],
     /// Takes the scores, and the weights after that.
@@ -58,20 +60,29 @@ impl<'k, 'a> Side<'k, 'a> {
     }
 }
 
-impl<K: KeyStep, V: ValueStep> Step<'_, '_, '_, K, V> {
-    /// Does it, for so many rows, at most `S::ROWS`, `K::ROWS` and `V::ROWS`.
+impl<K: KeyStep, V: ValueStep> Kernel for Step<'_, '_, '_, K, V> {
+    type Output = ();
+
+    /// At most `S::ROWS`, `K::ROWS` and `V::ROWS` rows.
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(self, s: S, rows: usize) {
-        match rows {
-            1 => s.run(Rows::<K, V, 1>(self)),
-            2 if most::<S, K, V>() >= 2 => s.run(Rows::<K, V, 2>(self)),
-            3 if most::<S, K, V>() >= 3 => s.run(Rows::<K, V, 3>(self)),
-            4 if most::<S, K, V>() >= 4 => s.run(Rows::<K, V, 4>(self)),
-            5 if most::<S, K, V>() >= 5 => s.run(Rows::<K, V, 5>(self)),
-            6 if most::<S, K, V>() >= 6 => s.run(Rows::<K, V, 6>(self)),
-            7 if most::<S, K, V>() >= 7 => s.run(Rows::<K, V, 7>(self)),
-            8 if most::<S, K, V>() >= 8 => s.run(Rows::<K, V, 8>(self)),
-            _ => cut::out_of_bounds(),
+    fn call<S: Simd>(self, s: S) {
+        // Of the two, the one with fewer rows knows how many there can be.
+        if V::ROWS < K::ROWS {
+            V::run_rows(s, self.heads.len(), self);
+        } else {
+            K::run_rows(s, self.heads.len(), self);
+        }
+    }
+}
+
+impl<K: KeyStep, V: ValueStep> RowsKernel for Step<'_, '_, '_, K, V> {
+    #[inline(always)]
+    fn call<S: Simd, const MR: usize>(self, s: S) {
+        let mut rows = Rows::<K, V, MR>(self);
+        rows.scores(s);
+        rows.softmax(s);
+        if !rows.0.common.is_empty() {
+            rows.values(s);
         }
     }
 }
@@ -79,75 +90,54 @@ impl<K: KeyStep, V: ValueStep> Step<'_, '_, '_, K, V> {
 /// [`Step`] of `MR` rows.
 struct Rows<'s, 'k, 'a, K: KeyStep, V, const MR: usize>(Step<'s, 'k, 'a, K, V>);
 
-impl<K: KeyStep, V: ValueStep, const MR: usize> Kernel for Rows<'_, '_, '_, K, V, MR> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call<S: Simd>(mut self, s: S) {
-        self.scores(s);
-        match self.0.extents {
-            None => {
-                let extent = self.0.extent;
-                self.softmax(s, |_| extent);
-                self.values(s);
-            }
-            Some(extents) => self.softmax(s, |line| *cut::one(extents, line)),
-        }
-    }
-}
-
 impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, K, V, MR> {
     #[inline(always)]
     fn scores<S: Simd>(&mut self, s: S) {
         let step = &mut self.0;
         let (tiles, panels, extent) = (&step.keys.tiles, step.keys.panels, step.extent);
         let scales = step.keys.scales;
-        if scales.rows.len() <= 1 {
-            let out = &mut *step.scores;
-            Scores::<K> { q: step.q, tiles, panels, extent, out }.compute::<S, MR>(s);
-        }
-        if let [scales] = scales.rows {
-            for line in 0..MR {
-                scale(s, cut::one_mut(step.scores, line), scales);
-            }
-            return;
-        }
-        // Each group has a chain of its own, and is scaled before it joins.
-        for (index, scales_of) in scales.rows.iter().enumerate() {
+        // Where there are scales each group has a chain of its own, and is scaled before it joins.
+        // One loop for all: what is in it is large, and compiled for every level and row count.
+        let groups = scales.rows.len().max(1);
+        for index in 0..groups {
             let first = index * scales.group;
-            let numbers = scales.group.min(step.q.numbers - first);
-            let first_row = first / K::NUMBERS;
-            let q = Queries { first, first_row, numbers, ..step.q };
-            let out = &mut *step.factors;
+            let numbers =
+                if groups == 1 { step.q.numbers } else { scales.group.min(step.q.numbers - first) };
+            let q = Queries { first, first_row: first / K::NUMBERS, numbers, ..step.q };
+            let out = if index == 0 { &mut *step.scores } else { &mut *step.factors };
             Scores::<K> { q, tiles, panels, extent, out }.compute::<S, MR>(s);
+            let Some(scales) = scales.rows.get(index) else { return };
             for line in 0..MR {
                 let score = cut::one_mut(step.scores, line);
-                let part = cut::one_mut(step.factors, line);
                 if index == 0 {
-                    scale(s, part, scales_of);
-                    *score = *part;
+                    scale(s, score, scales);
                 } else {
-                    add_scaled(s, score, part, scales_of);
+                    add_scaled(s, score, cut::one(step.factors, line), scales);
                 }
             }
         }
     }
 
     #[inline(always)]
-    fn softmax<S: Simd>(&mut self, s: S, extent: impl Fn(usize) -> Extent) {
+    fn softmax<S: Simd>(&mut self, s: S) {
         let step = &mut self.0;
+        let mut extents = [step.extent; MR];
+        if let Some(own) = step.extents {
+            extents.copy_from_slice(cut::part(own, 0, MR));
+        }
         for (line, rule) in step.rules.iter().enumerate().take(MR) {
-            transform(s, cut::one_mut(step.scores, line), extent(line), *rule);
+            let row = cut::one_mut(step.scores, line);
+            s.run(Transform { row, extent: extents[line], rule: *rule });
         }
         let mut rises = [0.0; LANES];
         for line in 0..MR {
             let (scores, head) = (cut::one_mut(step.scores, line), cut::one_mut(step.heads, line));
-            rises[line] = raise(s, scores, extent(line), head);
+            rises[line] = raise(s, scores, extents[line], head);
         }
         s.store(exp2(s, s.load(&rises)), step.shrink);
         for line in 0..MR {
             let (scores, head) = (cut::one_mut(step.scores, line), cut::one_mut(step.heads, line));
-            weigh(s, scores, extent(line), step.shrink[line], head);
+            weigh(s, scores, extents[line], step.shrink[line], head);
         }
     }
 
@@ -159,7 +149,7 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, K, V, MR> {
             factors: step.factors,
             scales: step.values.scales,
             shrink: step.shrink,
-            extent: step.extent,
+            extent: step.common,
             tiles: &step.values.tiles,
             panels: step.values.panels,
             v_width: step.v_width,
@@ -168,12 +158,6 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, K, V, MR> {
         };
         values.compute::<S, V, MR>(s);
     }
-}
-
-/// Rows of the largest register tile that both steps have.
-const fn most<S: Simd, K: KeyStep, V: ValueStep>() -> usize {
-    let (keys, values) = (rows_at_once::<S, K>(), rows_at_once::<S, V>());
-    if keys < values { keys } else { values }
 }
 
 /// Multiplies the scores of a tile by their positions' scales.

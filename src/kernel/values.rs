@@ -4,11 +4,11 @@ use core::marker::PhantomData;
 
 use bytemuck::must_cast_slice;
 
-use super::{Piece, ScoreRow, TILE, Tiles, WIDTH, rows_at_once};
+use super::{Piece, ScoreRow, TILE, Tiles, WIDTH};
 use crate::cut;
 use crate::element::tile::{PANEL, Panels};
 use crate::simd::product::{Columns, Step, product};
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Level, RowsKernel, Simd};
 
 /// Positions of a softmax tile, `from .. to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,9 @@ impl Extent {
 
 /// How values are weighted.
 pub(crate) trait ValueStep: Step {
+    /// Runs a kernel of this step at the level, which has it.
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output;
+
     /// Whether factors are the weights themselves, if there are no scales.
     const PLAIN: bool;
 
@@ -85,20 +88,17 @@ impl Values<'_, '_, '_> {
     /// Does it, for `MR` rows.
     #[inline(always)]
     pub(crate) fn compute<S: Simd, T: ValueStep, const MR: usize>(mut self, s: S) {
-        if self.scales.rows.is_empty() {
-            if !T::PLAIN {
-                self.prepare::<S, T, MR>(s, None);
-            }
-            self.columns::<S, T, MR>(s, 0, self.v_width, T::PLAIN);
-            return;
-        }
         let scales = self.scales;
-        let mut column = 0;
-        for row in scales.rows {
-            let end = self.v_width.min(usize::saturating_add(column, scales.group));
-            self.prepare::<S, T, MR>(s, Some(row));
-            self.columns::<S, T, MR>(s, column, end, false);
-            column = end;
+        // One loop for all: what is in it is large, and compiled for every level and row count.
+        let groups = scales.rows.len().max(1);
+        let plain = T::PLAIN && scales.rows.is_empty();
+        for index in 0..groups {
+            let from = index * scales.group;
+            let to = if index + 1 == groups { self.v_width } else { from + scales.group };
+            if !plain {
+                self.prepare::<S, T, MR>(s, scales.rows.get(index));
+            }
+            self.columns::<S, T, MR>(s, from, to, plain);
         }
     }
 
@@ -201,35 +201,22 @@ pub(crate) struct Scales<'k> {
     pub(crate) group: usize,
 }
 
-/// [`Values`] as a function of its own.
+/// [`Values`] of at most four rows, as a function of its own.
 pub(crate) struct Apart<'s, 'k, 'a, T>(pub(crate) Values<'s, 'k, 'a>, pub(crate) PhantomData<T>);
 
-impl<T: ValueStep> Apart<'_, '_, '_, T> {
-    /// Does it, for so many rows, at most `S::ROWS` and `T::ROWS`.
-    #[inline(always)]
-    pub(crate) fn run<S: Simd>(self, s: S, rows: usize) {
-        match rows {
-            1 => s.run(Rows::<T, 1>(self)),
-            2 if rows_at_once::<S, T>() >= 2 => s.run(Rows::<T, 2>(self)),
-            3 if rows_at_once::<S, T>() >= 3 => s.run(Rows::<T, 3>(self)),
-            4 if rows_at_once::<S, T>() >= 4 => s.run(Rows::<T, 4>(self)),
-            5 if rows_at_once::<S, T>() >= 5 => s.run(Rows::<T, 5>(self)),
-            6 if rows_at_once::<S, T>() >= 6 => s.run(Rows::<T, 6>(self)),
-            7 if rows_at_once::<S, T>() >= 7 => s.run(Rows::<T, 7>(self)),
-            8 if rows_at_once::<S, T>() >= 8 => s.run(Rows::<T, 8>(self)),
-            _ => cut::out_of_bounds(),
-        }
-    }
-}
-
-struct Rows<'s, 'k, 'a, T, const MR: usize>(Apart<'s, 'k, 'a, T>);
-
-impl<T: ValueStep, const MR: usize> Kernel for Rows<'_, '_, '_, T, MR> {
+impl<T: ValueStep> Kernel for Apart<'_, '_, '_, T> {
     type Output = ();
 
     #[inline(always)]
     fn call<S: Simd>(self, s: S) {
-        self.0.0.compute::<S, T, MR>(s);
+        s.run_few_rows(self.0.weights.len(), self);
+    }
+}
+
+impl<T: ValueStep> RowsKernel for Apart<'_, '_, '_, T> {
+    #[inline(always)]
+    fn call<S: Simd, const MR: usize>(self, s: S) {
+        self.0.compute::<S, T, MR>(s);
     }
 }
 

@@ -4,7 +4,8 @@ use core::arch::x86_64::*;
 
 use super::scalar::{MAGIC, ONE};
 use super::sealed::Sealed;
-use super::{Kernel, LANES, MOST_ROWS, Simd};
+use super::{ForRows, Kernel, LANES, MOST_ROWS, RowsKernel, Simd};
+use crate::cut::out_of_bounds;
 
 /// Proof that the processor and the operating system have AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +42,7 @@ impl Avx2 {
     }
 }
 
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn door<K: Kernel>(kernel: K, token: Avx2) -> K::Output {
     kernel.call(token)
@@ -64,6 +66,30 @@ impl Simd for Avx2 {
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
         // SAFETY: the token proves the features.
         unsafe { door(kernel, self) }
+    }
+
+    #[inline(always)]
+    fn run_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
+        match rows {
+            1 => self.run(ForRows::<K, 1>(kernel)),
+            2 => self.run(ForRows::<K, 2>(kernel)),
+            3 => self.run(ForRows::<K, 3>(kernel)),
+            4 => self.run(ForRows::<K, 4>(kernel)),
+            5 => self.run(ForRows::<K, 5>(kernel)),
+            6 => self.run(ForRows::<K, 6>(kernel)),
+            _ => out_of_bounds(),
+        }
+    }
+
+    #[inline(always)]
+    fn run_few_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
+        match rows {
+            1 => self.run(ForRows::<K, 1>(kernel)),
+            2 => self.run(ForRows::<K, 2>(kernel)),
+            3 => self.run(ForRows::<K, 3>(kernel)),
+            4 => self.run(ForRows::<K, 4>(kernel)),
+            _ => out_of_bounds(),
+        }
     }
 
     #[inline(always)]

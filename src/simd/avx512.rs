@@ -10,7 +10,7 @@ use core::mem::transmute;
 use super::avx2::Avx2;
 use super::scalar::{MAGIC, ONE};
 use super::sealed::Sealed;
-use super::{Kernel, LANES, MOST_ROWS, Simd};
+use super::{ForRows, Kernel, LANES, MOST_ROWS, RowsKernel, Simd};
 use crate::cut::out_of_bounds;
 
 /// No dot products beyond the base features.
@@ -48,16 +48,19 @@ impl<const DOT: u8> Avx512<DOT> {
     }
 }
 
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn door<K: Kernel, const DOT: u8>(kernel: K, token: Avx512<DOT>) -> K::Output {
     kernel.call(token)
 }
 
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512bf16")]
 fn bf16_door<K: Kernel, const DOT: u8>(kernel: K, token: Avx512<DOT>) -> K::Output {
     kernel.call(token)
 }
 
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni")]
 fn vnni_door<K: Kernel, const DOT: u8>(kernel: K, token: Avx512<DOT>) -> K::Output {
     kernel.call(token)
@@ -86,6 +89,32 @@ impl<const DOT: u8> Simd for Avx512<DOT> {
                 VNNI => vnni_door(kernel, self),
                 _ => door(kernel, self),
             }
+        }
+    }
+
+    #[inline(always)]
+    fn run_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
+        match rows {
+            1 => self.run(ForRows::<K, 1>(kernel)),
+            2 => self.run(ForRows::<K, 2>(kernel)),
+            3 => self.run(ForRows::<K, 3>(kernel)),
+            4 => self.run(ForRows::<K, 4>(kernel)),
+            5 => self.run(ForRows::<K, 5>(kernel)),
+            6 => self.run(ForRows::<K, 6>(kernel)),
+            7 => self.run(ForRows::<K, 7>(kernel)),
+            8 => self.run(ForRows::<K, 8>(kernel)),
+            _ => out_of_bounds(),
+        }
+    }
+
+    #[inline(always)]
+    fn run_few_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
+        match rows {
+            1 => self.run(ForRows::<K, 1>(kernel)),
+            2 => self.run(ForRows::<K, 2>(kernel)),
+            3 => self.run(ForRows::<K, 3>(kernel)),
+            4 => self.run(ForRows::<K, 4>(kernel)),
+            _ => out_of_bounds(),
         }
     }
 

@@ -14,6 +14,7 @@ use super::detect;
 use super::portable::Portable;
 use super::scalar::Scalar;
 use super::{Kernel, Simd};
+use crate::cut::out_of_bounds;
 
 /// A set of vector instructions that this processor has.
 ///
@@ -182,26 +183,12 @@ impl Level {
         [None, None]
     }
 
-    /// Runs a kernel at this level: the way in.
+    /// Runs a kernel that uses no dot products.
+    ///
+    /// Each kernel is compiled for each level that it can be run at: three ways in, so that none is
+    /// compiled for levels that it does not need.
     #[inline(always)]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        match self.0 {
-            Tier::Scalar(token) => token.run(kernel),
-            Tier::Portable(token) => token.run(kernel),
-            #[cfg(target_arch = "x86_64")]
-            Tier::Avx2(token) => token.run(kernel),
-            #[cfg(target_arch = "x86_64")]
-            Tier::Avx512(token) => token.run(kernel),
-            #[cfg(target_arch = "x86_64")]
-            Tier::Avx512Bf16(token) => token.run(kernel),
-            #[cfg(target_arch = "x86_64")]
-            Tier::Avx512Vnni(token) => token.run(kernel),
-        }
-    }
-
-    /// Runs a kernel that uses no dot products. Not `run` on a lesser level: each kernel is compiled
-    /// for each level that it can be run at, and this is what leaves some of them out.
-    pub(crate) fn run_plain<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
             Tier::Scalar(token) => token.run(kernel),
             Tier::Portable(token) => token.run(kernel),
@@ -216,12 +203,64 @@ impl Level {
         }
     }
 
-    /// Runs a kernel that uses no dot products but those of bf16.
+    /// Runs a kernel of bf16 pairs.
+    ///
+    /// # Panics
+    ///
+    /// Where not [`has_bf16`](Self::has_bf16): a fault of this crate.
+    #[inline(always)]
     pub(crate) fn run_bf16<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Tier::Avx512Bf16(token) => token.run(kernel),
-            _ => self.run_plain(kernel),
+            _ => out_of_bounds(),
+        }
+    }
+
+    /// Runs a kernel of bytes.
+    ///
+    /// # Panics
+    ///
+    /// Where not [`has_i8`](Self::has_i8): a fault of this crate.
+    #[inline(always)]
+    pub(crate) fn run_i8<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Vnni(token) => token.run(kernel),
+            _ => out_of_bounds(),
+        }
+    }
+
+    /// Whether kernels of bf16 pairs can be run.
+    pub(crate) const fn has_bf16(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Bf16(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether kernels of bytes can be run.
+    pub(crate) const fn has_i8(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Vnni(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Rows of the largest register tile.
+    #[inline(always)]
+    pub(crate) const fn rows(self) -> usize {
+        match self.0 {
+            Tier::Scalar(_) => Scalar::ROWS,
+            Tier::Portable(_) => Portable::ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx2(_) => Avx2::ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512(_) | Tier::Avx512Bf16(_) | Tier::Avx512Vnni(_) => {
+                <Avx512<PLAIN> as Simd>::ROWS
+            }
         }
     }
 

@@ -99,6 +99,14 @@ pub trait Simd: sealed::Sealed + Copy + 'static {
     /// Runs a kernel with the instructions of this level, as a function of its own.
     fn run<K: Kernel>(self, kernel: K) -> K::Output;
 
+    /// Runs a kernel for so many rows, at most [`Simd::ROWS`], as a function for that number.
+    ///
+    /// The back end matches the number, so that no function is compiled for numbers it never sees.
+    fn run_rows<K: RowsKernel>(self, rows: usize, kernel: K);
+
+    /// The same for at most four rows.
+    fn run_few_rows<K: RowsKernel>(self, rows: usize, kernel: K);
+
     /// The number in every lane.
     fn splat(self, number: f32) -> Self::F32;
 
@@ -239,6 +247,24 @@ pub trait Kernel {
 
     /// Does the work. Implementations are `#[inline(always)]`.
     fn call<S: Simd>(self, s: S) -> Self::Output;
+}
+
+/// Work on some rows at once, which is compiled for each number of them.
+pub trait RowsKernel {
+    /// Does the work for `MR` rows. Implementations are `#[inline(always)]`.
+    fn call<S: Simd, const MR: usize>(self, s: S);
+}
+
+/// A [`RowsKernel`] for so many rows.
+struct ForRows<K, const MR: usize>(K);
+
+impl<K: RowsKernel, const MR: usize> Kernel for ForRows<K, MR> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        self.0.call::<S, MR>(s);
+    }
 }
 
 #[cfg(test)]

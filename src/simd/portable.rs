@@ -10,7 +10,8 @@ use wide::{f32x4, f32x16, i32x16};
 
 use super::scalar::{MAGIC, ONE, f32_of_f16};
 use super::sealed::Sealed;
-use super::{Kernel, LANES, MOST_ROWS, Simd};
+use super::{ForRows, Kernel, LANES, MOST_ROWS, RowsKernel, Simd};
+use crate::cut::out_of_bounds;
 
 /// The token: what the build allows needs no further proof.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,36 @@ impl Simd for Portable {
     #[inline(always)]
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
         door(kernel, self)
+    }
+
+    #[inline(always)]
+    fn run_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
+        match rows {
+            1 => self.run(ForRows::<K, 1>(kernel)),
+            2 => self.run(ForRows::<K, 2>(kernel)),
+            #[cfg(any(target_arch = "aarch64", target_feature = "avx"))]
+            3 => self.run(ForRows::<K, 3>(kernel)),
+            #[cfg(any(target_arch = "aarch64", target_feature = "avx"))]
+            4 => self.run(ForRows::<K, 4>(kernel)),
+            #[cfg(any(target_arch = "aarch64", target_feature = "avx"))]
+            5 => self.run(ForRows::<K, 5>(kernel)),
+            #[cfg(any(target_arch = "aarch64", target_feature = "avx"))]
+            6 => self.run(ForRows::<K, 6>(kernel)),
+            _ => out_of_bounds(),
+        }
+    }
+
+    #[inline(always)]
+    fn run_few_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
+        match rows {
+            1 => self.run(ForRows::<K, 1>(kernel)),
+            2 => self.run(ForRows::<K, 2>(kernel)),
+            #[cfg(any(target_arch = "aarch64", target_feature = "avx"))]
+            3 => self.run(ForRows::<K, 3>(kernel)),
+            #[cfg(any(target_arch = "aarch64", target_feature = "avx"))]
+            4 => self.run(ForRows::<K, 4>(kernel)),
+            _ => out_of_bounds(),
+        }
     }
 
     #[inline(always)]

@@ -4,7 +4,8 @@
 //! Nothing here is hand-vectorised; the compiler may do so, it cannot change a result by that.
 
 use super::sealed::Sealed;
-use super::{Kernel, LANES, MOST_ROWS, Simd};
+use super::{ForRows, Kernel, LANES, MOST_ROWS, RowsKernel, Simd};
+use crate::cut::out_of_bounds;
 
 /// The token: needs no proof.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +44,22 @@ impl Simd for Scalar {
 
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
         door(kernel, self)
+    }
+
+    #[inline(always)]
+    fn run_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
+        match rows {
+            1 => self.run(ForRows::<K, 1>(kernel)),
+            _ => out_of_bounds(),
+        }
+    }
+
+    #[inline(always)]
+    fn run_few_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
+        match rows {
+            1 => self.run(ForRows::<K, 1>(kernel)),
+            _ => out_of_bounds(),
+        }
     }
 
     #[inline(always)]
