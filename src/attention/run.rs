@@ -729,7 +729,7 @@ fn work<K: KeyStep, V: ValueStep>(
     // Positions that share a factor stay together.
     let common = extents.map_or(extent, |extents| in_common(extents, V::NUMBERS / V::FACTORS));
     let beginnings = extents.is_some_and(|rows| rows.iter().any(|row| row.from < common.from));
-    let step = Step::<K, V> {
+    let mut step = Step::<K, V> {
         q,
         keys,
         values,
@@ -746,7 +746,7 @@ fn work<K: KeyStep, V: ValueStep>(
         shrink: &mut shrink,
         arithmetic: PhantomData,
     };
-    K::run(level, step);
+    K::run(level, &mut step);
     if let Some(extents) = extents {
         if !beginnings && !common.is_empty() {
             shrink.fill(1.0);

@@ -60,7 +60,8 @@ impl<'k, 'a> Side<'k, 'a> {
     }
 }
 
-impl<K: KeyStep, V: ValueStep> Kernel for Step<'_, '_, '_, K, V> {
+/// By reference: there is much in it, and it passes two doors.
+impl<K: KeyStep, V: ValueStep> Kernel for &mut Step<'_, '_, '_, K, V> {
     type Output = ();
 
     /// At most `S::ROWS`, `K::ROWS` and `V::ROWS` rows.
@@ -75,7 +76,7 @@ impl<K: KeyStep, V: ValueStep> Kernel for Step<'_, '_, '_, K, V> {
     }
 }
 
-impl<K: KeyStep, V: ValueStep> RowsKernel for Step<'_, '_, '_, K, V> {
+impl<K: KeyStep, V: ValueStep> RowsKernel for &mut Step<'_, '_, '_, K, V> {
     #[inline(always)]
     fn call<S: Simd, const MR: usize>(self, s: S) {
         let mut rows = Rows::<K, V, MR>(self);
@@ -88,9 +89,9 @@ impl<K: KeyStep, V: ValueStep> RowsKernel for Step<'_, '_, '_, K, V> {
 }
 
 /// [`Step`] of `MR` rows.
-struct Rows<'s, 'k, 'a, K: KeyStep, V, const MR: usize>(Step<'s, 'k, 'a, K, V>);
+struct Rows<'r, 's, 'k, 'a, K: KeyStep, V, const MR: usize>(&'r mut Step<'s, 'k, 'a, K, V>);
 
-impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, K, V, MR> {
+impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
     #[inline(always)]
     fn scores<S: Simd>(&mut self, s: S) {
         let step = &mut self.0;
