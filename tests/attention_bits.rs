@@ -2,13 +2,15 @@
 //!
 //! Every test runs at every level and compares bits of outputs and log-sum-exps, with options on
 //! and off. `Held::ask` hands out memory full of NaN between canaries and checks them, so each of
-//! these is a test of dirty scratch as well.
+//! these is a test of dirty scratch as well. Every test runs for every stored type; for those beside
+//! `f32` with a quarter of the random cases.
 
-use paged_kv::Level;
 use paged_kv::attention::AttentionState;
 use paged_kv::internal::doors::{Answer, Held, Place, answer};
 use paged_kv::internal::numbers::Numbers;
 use paged_kv::internal::oracle::{Case, Rules, Sizes};
+use paged_kv::internal::types::cases;
+use paged_kv::{Element, Level, every_type};
 use proptest::prelude::*;
 
 const BLOCK_SIZES: [usize; 14] = [16, 32, 48, 64, 80, 96, 112, 128, 144, 1, 5, 33, 63, 65];
@@ -47,10 +49,15 @@ fn last_rows(answer: &Answer, sizes: &Sizes, first: usize) -> Answer {
 }
 
 /// Appends and attends chunk by chunk, as a prefill does that is cut up, and returns all rows.
-fn in_chunks(case: &Case, place: Place, level: Level, mut next: impl FnMut() -> usize) -> Answer {
+fn in_chunks<E: Element>(
+    case: &Case,
+    place: Place,
+    level: Level,
+    mut next: impl FnMut() -> usize,
+) -> Answer {
     let sizes = case.sizes;
     let row = sizes.n_heads() * sizes.k_width;
-    let mut held = Held::empty(&sizes, place, false);
+    let mut held = Held::<E>::empty(&sizes, place, false);
     held.append(case, 0..sizes.len - sizes.n_q);
     let mut all = Answer { out: Vec::new(), lse: Vec::new() };
     let mut done = 0;
@@ -67,70 +74,70 @@ fn in_chunks(case: &Case, place: Place, level: Level, mut next: impl FnMut() -> 
     all
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+fn config<E: Element>() -> ProptestConfig {
+    let cases = cases::<E>(64, 4);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
 
-    #[test]
-    fn paged_is_contiguous_for_any_block_table(
-        sizes in sizes(), mask in mask(), own in block_size(), shared in block_size(), seed: u64,
-    ) {
+fn paged_is_contiguous_for_any_block_table<E: Element>() {
+    proptest!(config::<E>(), |(sizes in sizes(), mask in mask(), own in block_size(), shared in block_size(), seed: u64)| {
         let case = Case::random(sizes, mask, seed);
         for level in Level::available() {
-            let want = answer(&case, Place::Contiguous(own), level);
-            let have = answer(&case, Place::Paged(shared, seed), level);
+            let want = answer::<E>(&case, Place::Contiguous(own), level);
+            let have = answer::<E>(&case, Place::Paged(shared, seed), level);
             prop_assert!(have.bits() == want.bits(), "{level}");
         }
-    }
+    });
+}
 
-    #[test]
-    fn the_block_size_changes_nothing(sizes in sizes(), mask in mask(), seed: u64) {
+fn the_block_size_changes_nothing<E: Element>() {
+    proptest!(config::<E>(), |(sizes in sizes(), mask in mask(), seed: u64)| {
         let case = Case::random(sizes, mask, seed);
         for level in Level::available() {
-            let want = answer(&case, Place::Paged(64, seed), level).bits();
+            let want = answer::<E>(&case, Place::Paged(64, seed), level).bits();
             for block_size in BLOCK_SIZES {
-                let have = answer(&case, Place::Paged(block_size, seed), level).bits();
+                let have = answer::<E>(&case, Place::Paged(block_size, seed), level).bits();
                 prop_assert!(have == want, "{level}, blocks of {block_size}");
             }
         }
-    }
+    });
+}
 
-    #[test]
-    fn levels_of_a_class_agree(sizes in sizes(), mask in mask(), size in block_size(), seed: u64) {
+fn levels_of_a_class_agree<E: Element>() {
+    proptest!(config::<E>(), |(sizes in sizes(), mask in mask(), size in block_size(), seed: u64)| {
         let case = Case::random(sizes, mask, seed);
         let mut classes = [None, None];
         for level in Level::available() {
-            let have = answer(&case, Place::Paged(size, seed), level).bits();
+            let have = answer::<E>(&case, Place::Paged(size, seed), level).bits();
             let want = classes[usize::from(level.is_fused())].get_or_insert_with(|| have.clone());
             prop_assert!(have == *want, "{level}");
         }
-    }
+    });
+}
 
-    /// A causal row sees the same keys whenever it is asked for, so options may be on, all but
-    /// the one that shows it later keys.
-    #[test]
-    fn prefill_at_once_is_prefill_in_chunks(
-        sizes in sizes(), mask in mask(), size in block_size(), seed: u64,
-    ) {
+/// A causal row sees the same keys whenever it is asked for, so options may be on, all but
+/// the one that shows it later keys.
+fn prefill_at_once_is_prefill_in_chunks<E: Element>() {
+    proptest!(config::<E>(), |(sizes in sizes(), mask in mask(), size in block_size(), seed: u64)| {
         let case = Case::random(sizes, mask & !Rules::OPEN, seed);
         for level in Level::available() {
-            let want = answer(&case, Place::Contiguous(size), level).bits();
+            let want = answer::<E>(&case, Place::Contiguous(size), level).bits();
             let mut numbers = Numbers::new(seed);
             let mut next = || numbers.between(1, 12);
-            let have = in_chunks(&case, Place::Paged(size, seed), level, &mut next);
+            let have = in_chunks::<E>(&case, Place::Paged(size, seed), level, &mut next);
             prop_assert!(have.bits() == want, "{level}, in chunks");
-            let have = in_chunks(&case, Place::Contiguous(size), level, || 1);
+            let have = in_chunks::<E>(&case, Place::Contiguous(size), level, || 1);
             prop_assert!(have.bits() == want, "{level}, token by token");
         }
-    }
+    });
+}
 
-    /// The last rows of a chunk are what they would be without the rows before them, also where
-    /// later keys are seen.
-    #[test]
-    fn a_row_does_not_depend_on_its_chunk(
-        sizes in sizes(), mask in mask(), size in block_size(), seed: u64, cut: prop::sample::Index,
-    ) {
+/// The last rows of a chunk are what they would be without the rows before them, also where
+/// later keys are seen.
+fn a_row_does_not_depend_on_its_chunk<E: Element>() {
+    proptest!(config::<E>(), |(sizes in sizes(), mask in mask(), size in block_size(), seed: u64, cut: prop::sample::Index)| {
         let case = Case::random(sizes, mask, seed);
-        let held = Held::full(&case, Place::Paged(size, seed));
+        let held = Held::<E>::full(&case, Place::Paged(size, seed));
         let row = sizes.n_heads() * sizes.k_width;
         for level in Level::available() {
             let all = held.ask(&case.q, sizes.n_heads(), &case.rules, level).unwrap();
@@ -140,47 +147,45 @@ proptest! {
                 prop_assert!(part.bits() == last_rows(&all, &sizes, first).bits(), "{level}");
             }
         }
-    }
+    });
+}
 
-    /// A query head's result is its own: with other heads beside it or alone.
-    #[test]
-    fn a_head_does_not_depend_on_its_group(
-        sizes in sizes(), size in block_size(), seed: u64, pick: prop::sample::Index,
-    ) {
+/// A query head's result is its own: with other heads beside it or alone.
+fn a_head_does_not_depend_on_its_group<E: Element>() {
+    proptest!(config::<E>(), |(sizes in sizes(), size in block_size(), seed: u64, pick: prop::sample::Index)| {
         let case = Case::random(Sizes { n_kv_heads: 1, ..sizes }, 0, seed);
         let (sizes, head) = (case.sizes, pick.index(sizes.group));
         let one = Sizes { group: 1, ..sizes };
         let q = case.q.chunks_exact(sizes.k_width).skip(head).step_by(sizes.group);
         let alone = Case { sizes: one, q: q.flatten().copied().collect(), ..case.clone() };
         for level in Level::available() {
-            let all = answer(&case, Place::Paged(size, seed), level);
+            let all = answer::<E>(&case, Place::Paged(size, seed), level);
             let out = all.out.chunks_exact(sizes.v_width).skip(head).step_by(sizes.group);
             let want = Answer {
                 out: out.flatten().copied().collect(),
                 lse: all.lse.iter().skip(head).step_by(sizes.group).copied().collect(),
             };
-            let have = answer(&alone, Place::Contiguous(size), level);
+            let have = answer::<E>(&alone, Place::Contiguous(size), level);
             prop_assert!(have.bits() == want.bits(), "{level}, head {head}");
         }
-    }
+    });
+}
 
-    /// Rows that were never written, taken back, or another sequence's, are never read: with NaN
-    /// in all of them nothing changes.
-    #[test]
-    fn stale_rows_are_not_read(
-        sizes in sizes(), mask in mask(), size in block_size(), seed: u64, more in 1usize..=70,
-    ) {
+/// Rows that were never written, taken back, or another sequence's, are never read: with NaN
+/// in all of them nothing changes.
+fn stale_rows_are_not_read<E: Element>() {
+    proptest!(config::<E>(), |(sizes in sizes(), mask in mask(), size in block_size(), seed: u64, more in 1usize..=70)| {
         let case = Case::random(sizes, mask, seed);
         let longer = Case::random(Sizes { len: sizes.len + more, n_q: 1, ..sizes }, 0, seed ^ 1);
         for level in Level::available() {
-            let want = answer(&case, Place::Contiguous(size), level).bits();
+            let want = answer::<E>(&case, Place::Contiguous(size), level).bits();
             for place in [Place::Contiguous(size), Place::Paged(size, seed)] {
-                let mut held = Held::empty(&sizes, place, true);
+                let mut held = Held::<E>::empty(&sizes, place, true);
                 held.append(&case, 0..sizes.len);
                 let have = held.ask(&case.q, sizes.n_heads(), &case.rules, level).unwrap();
                 prop_assert!(have.bits() == want, "{level}, {place:?}");
                 // A longer sequence was here before, and its rows are still in the memory.
-                let mut held = Held::empty(&longer.sizes, place, true);
+                let mut held = Held::<E>::empty(&longer.sizes, place, true);
                 held.append(&longer, 0..longer.sizes.len);
                 held.clear();
                 held.append(&case, 0..sizes.len);
@@ -188,21 +193,20 @@ proptest! {
                 prop_assert!(have.bits() == want, "{level}, {place:?} after another");
             }
         }
-    }
+    });
 }
 
 /// Borders that random sizes may miss: one position before, at and behind each.
-#[test]
-fn the_borders_of_tiles_and_splits() {
+fn the_borders_of_tiles_and_splits<E: Element>() {
     for len in [63, 64, 65, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 1200] {
         for n_q in [1, 2, 9] {
             let sizes = Sizes { n_kv_heads: 1, group: 3, k_width: 5, v_width: 18, n_q, len };
             for mask in [0, Rules::ALL & !Rules::OPEN, Rules::WINDOW, Rules::PART] {
                 let case = Case::random(sizes, mask, len as u64);
                 for level in Level::available() {
-                    let want = answer(&case, Place::Contiguous(64), level).bits();
+                    let want = answer::<E>(&case, Place::Contiguous(64), level).bits();
                     for size in [1, 16, 33, 144] {
-                        let have = in_chunks(&case, Place::Paged(size, 9), level, || 2);
+                        let have = in_chunks::<E>(&case, Place::Paged(size, 9), level, || 2);
                         assert!(have.bits() == want, "{level}, {sizes:?}, {mask:#b}, {size}");
                     }
                 }
@@ -214,20 +218,31 @@ fn the_borders_of_tiles_and_splits() {
 /// A window moves the first key with each row; states are merged at the same positions all the
 /// same. The rows of a chunk begin on both sides of a tile's border here, and see more than one
 /// split.
-#[test]
-fn a_window_does_not_move_the_splits() {
+fn a_window_does_not_move_the_splits<E: Element>() {
     for window in [513, 556, 620, 684, 748, 812, 1004] {
         for (n_q, group) in [(9, 1), (9, 3), (40, 3)] {
             let sizes = Sizes { n_kv_heads: 1, group, k_width: 3, v_width: 5, n_q, len: 1200 };
             let mut case = Case::random(sizes, 0, 5);
             case.rules.window = Some(window);
             for level in Level::available() {
-                let want = answer(&case, Place::Contiguous(64), level).bits();
-                let have = in_chunks(&case, Place::Paged(48, 9), level, || 1);
+                let want = answer::<E>(&case, Place::Contiguous(64), level).bits();
+                let have = in_chunks::<E>(&case, Place::Paged(48, 9), level, || 1);
                 assert!(have.bits() == want, "{level}, {sizes:?}, window {window}");
             }
         }
     }
+}
+
+every_type! {
+    paged_is_contiguous_for_any_block_table,
+    the_block_size_changes_nothing,
+    levels_of_a_class_agree,
+    prefill_at_once_is_prefill_in_chunks,
+    a_row_does_not_depend_on_its_chunk,
+    a_head_does_not_depend_on_its_group,
+    stale_rows_are_not_read,
+    the_borders_of_tiles_and_splits,
+    a_window_does_not_move_the_splits,
 }
 
 /// States pushed, merged and finished give the same bits at every level of a class.

@@ -1,7 +1,7 @@
 //! What the doors refuse, and that they touched nothing when they did.
 //!
 //! Heads that do not divide, or a store of another shape, used to read a neighbour's rows: each
-//! refusal names what was needed and what was there.
+//! refusal names what was needed and what was there. Every test runs for every stored type.
 
 use paged_kv::attention::{
     AttentionOptions, Output, attention_scratch_len, causal_gqa_attention,
@@ -9,13 +9,21 @@ use paged_kv::attention::{
 };
 use paged_kv::cache::{KvCache, PagedKvCache, PagedKvStore};
 use paged_kv::internal::doors::Guarded;
-use paged_kv::{AttentionError, GqaShape, KvShape, ShapeError};
+use paged_kv::{AttentionError, Element, GqaShape, KvShape, ShapeError, every_type};
+
+fn shape(block_size: usize) -> KvShape {
+    KvShape::square(block_size, 2, 4).unwrap()
+}
+
+fn store<E: Element>() -> PagedKvStore<E> {
+    PagedKvStore::with_shape(shape(2), 4).unwrap()
+}
 
 /// Two KV heads of width 4, five positions, four query heads.
-struct World {
-    store: PagedKvStore,
+struct World<E: Element> {
+    store: PagedKvStore<E>,
     paged: PagedKvCache,
-    contiguous: KvCache,
+    contiguous: KvCache<E>,
 }
 
 /// What a call is given; the right lengths unless a test says otherwise.
@@ -28,12 +36,12 @@ struct Lengths {
     scratch: usize,
 }
 
-impl World {
-    fn new() -> World {
+impl<E: Element> World<E> {
+    fn new() -> Self {
         let mut world = World {
-            store: PagedKvStore::new(2, 4, 2, 4),
+            store: store(),
             paged: PagedKvCache::new(),
-            contiguous: KvCache::new(2, 4),
+            contiguous: KvCache::with_shape(shape(64)),
         };
         for position in 0..5 {
             let row = [position as f32; 8];
@@ -45,7 +53,7 @@ impl World {
 
     /// For `n_q` query rows of four heads.
     fn right(n_q: usize) -> Lengths {
-        let shape = GqaShape::new(KvShape::square(2, 2, 4).unwrap(), 4).unwrap();
+        let shape = GqaShape::new(shape(2), 4).unwrap();
         let scratch = attention_scratch_len(&shape, n_q);
         Lengths { q: n_q * 16, n_heads: 4, out: n_q * 16, lse: n_q * 4, scratch }
     }
@@ -77,21 +85,20 @@ impl World {
     }
 }
 
-#[test]
-fn what_is_right_is_accepted() {
-    let world = World::new();
+fn what_is_right_is_accepted<E: Element>() {
+    let world = World::<E>::new();
     for n_q in 0..=5 {
-        assert_eq!(world.ask(World::right(n_q), &AttentionOptions::new()), Ok(()), "{n_q}");
+        assert_eq!(world.ask(World::<E>::right(n_q), &AttentionOptions::new()), Ok(()), "{n_q}");
     }
-    let more = Lengths { scratch: 10_000, ..World::right(1) };
+    let more = Lengths { scratch: 10_000, ..World::<E>::right(1) };
     assert_eq!(world.ask(more, &AttentionOptions::new()), Ok(()));
 }
 
-#[test]
-fn heads_must_divide() {
-    let world = World::new();
-    let with =
-        |n_heads, q| world.ask(Lengths { n_heads, q, ..World::right(1) }, &AttentionOptions::new());
+fn heads_must_divide<E: Element>() {
+    let world = World::<E>::new();
+    let with = |n_heads, q| {
+        world.ask(Lengths { n_heads, q, ..World::<E>::right(1) }, &AttentionOptions::new())
+    };
     let zero = ShapeError::Zero { what: "n_heads" };
     assert_eq!(with(0, 16), Err(AttentionError::Shape(zero)));
     for n_heads in [1, 3, 5] {
@@ -106,38 +113,35 @@ fn heads_must_divide() {
     assert_eq!(causal_gqa_attention_paged(&q, &world.store, &world.paged, 3), error);
 }
 
-#[test]
-fn the_query_is_whole_rows() {
-    let world = World::new();
+fn the_query_is_whole_rows<E: Element>() {
+    let world = World::<E>::new();
     for q in [1, 15, 17, 31] {
-        let lengths = Lengths { q, ..World::right(1) };
+        let lengths = Lengths { q, ..World::<E>::right(1) };
         let error = AttentionError::QueryLength { row: 16, have: q };
         assert_eq!(world.ask(lengths, &AttentionOptions::new()), Err(error));
         assert_eq!(causal_gqa_attention(&vec![0.0; q], &world.contiguous, 4), Err(error));
     }
 }
 
-#[test]
-fn a_causal_row_needs_a_position() {
-    let world = World::new();
+fn a_causal_row_needs_a_position<E: Element>() {
+    let world = World::<E>::new();
     let options = AttentionOptions::new();
     let refused = Err(AttentionError::TooManyQueryRows { rows: 6, len: 5 });
     let slopes = [0.5; 4];
-    assert_eq!(world.ask(World::right(6), &options), refused);
+    assert_eq!(world.ask(World::<E>::right(6), &options), refused);
     let open = options.causal(false);
-    assert_eq!(world.ask(World::right(6), &open), Ok(()));
-    assert_eq!(world.ask(World::right(6), &open.window(3)), refused);
-    assert_eq!(world.ask(World::right(6), &open.alibi_slopes(&slopes)), refused);
+    assert_eq!(world.ask(World::<E>::right(6), &open), Ok(()));
+    assert_eq!(world.ask(World::<E>::right(6), &open.window(3)), refused);
+    assert_eq!(world.ask(World::<E>::right(6), &open.alibi_slopes(&slopes)), refused);
     assert_eq!(
-        causal_gqa_attention(&[0.0; 16], &KvCache::new(2, 4), 4),
+        causal_gqa_attention(&[0.0; 16], &KvCache::<E>::with_shape(shape(64)), 4),
         Err(AttentionError::TooManyQueryRows { rows: 1, len: 0 })
     );
 }
 
-#[test]
-fn another_store_of_the_same_shape_is_refused() {
-    let world = World::new();
-    let mut other = PagedKvStore::new(2, 4, 2, 4);
+fn another_store_of_the_same_shape_is_refused<E: Element>() {
+    let world = World::<E>::new();
+    let mut other = store::<E>();
     let (need, have) = (world.store.id(), other.id());
     let refused = AttentionError::WrongStore { need, have };
     let q = [0.5; 16];
@@ -145,7 +149,7 @@ fn another_store_of_the_same_shape_is_refused() {
     // And a store that does hold blocks.
     let mut own = PagedKvCache::new();
     own.push(&mut other, &[1.0; 8], &[1.0; 8]).unwrap();
-    let Lengths { out, lse, scratch, .. } = World::right(1);
+    let Lengths { out, lse, scratch, .. } = World::<E>::right(1);
     let [mut out, mut lse, mut scratch] = [out, lse, scratch].map(|len| Guarded::dirty(len, 0));
     let output = Output::new(out.inside()).lse(lse.inside());
     let options = AttentionOptions::new();
@@ -157,12 +161,11 @@ fn another_store_of_the_same_shape_is_refused() {
     }
 }
 
-#[test]
-fn every_length_is_checked() {
-    let world = World::new();
+fn every_length_is_checked<E: Element>() {
+    let world = World::<E>::new();
     let options = AttentionOptions::new();
     for n_q in [0, 1, 3] {
-        let right = World::right(n_q);
+        let right = World::<E>::right(n_q);
         for have in [right.out.wrapping_sub(1), right.out + 1, right.out + 16] {
             if have < 1000 {
                 let refused = Err(AttentionError::OutLength { need: right.out, have });
@@ -182,10 +185,9 @@ fn every_length_is_checked() {
     }
 }
 
-#[test]
-fn options_are_checked() {
-    let world = World::new();
-    let refused = |options: &AttentionOptions<'_>| world.ask(World::right(1), options);
+fn options_are_checked<E: Element>() {
+    let world = World::<E>::new();
+    let refused = |options: &AttentionOptions<'_>| world.ask(World::<E>::right(1), options);
     let plain = AttentionOptions::new;
     for have in [0, 3, 5] {
         let numbers = vec![0.5; have];
@@ -227,4 +229,14 @@ fn options_are_checked() {
     ] {
         assert_eq!(refused(&options), Ok(()), "{options:?}");
     }
+}
+
+every_type! {
+    what_is_right_is_accepted,
+    heads_must_divide,
+    the_query_is_whole_rows,
+    a_causal_row_needs_a_position,
+    another_store_of_the_same_shape_is_refused,
+    every_length_is_checked,
+    options_are_checked,
 }

@@ -11,7 +11,7 @@ use paged_kv::attention::{
 #[cfg(feature = "std")]
 use paged_kv::batch::{Executor, ThreadPool};
 use paged_kv::cache::{KvCache, PagedKvCache, PagedKvStore};
-use paged_kv::{GqaShape, Level};
+use paged_kv::{Element, GqaShape, KvShape, Level, every_type};
 use std::alloc::System;
 
 std::thread_local! {
@@ -70,17 +70,21 @@ fn the_counter_counts() {
 }
 
 /// Two KV heads of width 24, three query heads each, 600 positions.
-struct World {
-    store: PagedKvStore,
+struct World<E: Element> {
+    store: PagedKvStore<E>,
     paged: PagedKvCache,
-    contiguous: KvCache,
+    contiguous: KvCache<E>,
 }
 
-fn world() -> World {
+fn shape(block_size: usize) -> KvShape {
+    KvShape::square(block_size, 2, 24).unwrap()
+}
+
+fn world<E: Element>() -> World<E> {
     let mut world = World {
-        store: PagedKvStore::new(16, 80, 2, 24),
+        store: PagedKvStore::with_shape(shape(16), 80).unwrap(),
         paged: PagedKvCache::new(),
-        contiguous: KvCache::new(2, 24),
+        contiguous: KvCache::with_shape(shape(64)),
     };
     for position in 0..600 {
         let row: Vec<f32> = (0..48).map(|i| ((position * 7 + i) % 13) as f32 * 0.1).collect();
@@ -90,9 +94,8 @@ fn world() -> World {
     world
 }
 
-#[test]
-fn the_doors_allocate_nothing() {
-    let World { store, paged, contiguous } = world();
+fn the_doors_allocate_nothing<E: Element>() {
+    let World { store, paged, contiguous } = world::<E>();
     let shape = GqaShape::new(store.shape(), 6).unwrap();
     let (slopes, sinks) = ([0.25; 6], [0.5; 6]);
     // Asks the processor once, whatever that takes.
@@ -132,10 +135,9 @@ fn the_doors_allocate_nothing() {
     }
 }
 
-#[test]
-fn refusals_allocate_nothing() {
-    let World { store, paged, .. } = world();
-    let other = PagedKvStore::new(16, 1, 2, 24);
+fn refusals_allocate_nothing<E: Element>() {
+    let World { store, paged, .. } = world::<E>();
+    let other = PagedKvStore::<E>::with_shape(shape(16), 1).unwrap();
     let (q, mut out) = ([0.0; 144], [0.0; 144]);
     let count = allocations(|| {
         let options = AttentionOptions::new();
@@ -176,9 +178,8 @@ fn states_allocate_nothing() {
 }
 
 /// Reserved room is room: pushing into it, reading back, truncating and releasing ask for nothing.
-#[test]
-fn reserved_room_is_room() {
-    let World { mut store, mut paged, .. } = world();
+fn reserved_room_is_room<E: Element>() {
+    let World { mut store, mut paged, .. } = world::<E>();
     paged.release(&mut store).unwrap();
     paged.reserve(&mut store, 300).unwrap();
     let row = [0.5; 48];
@@ -196,7 +197,9 @@ fn reserved_room_is_room() {
     });
     assert_eq!(count, 0);
 
-    let mut cache = KvCache::with_capacity(2, 24, 300);
+    let mut cache = KvCache::<E>::with_shape(shape(64));
+    cache.append(&vec![0.5; 48 * 300], &vec![0.5; 48 * 300], 300).unwrap();
+    cache.clear();
     let count = allocations(|| {
         for _ in 0..200 {
             cache.push(&row, &row).unwrap();
@@ -210,9 +213,8 @@ fn reserved_room_is_room() {
 }
 
 /// A push that needs no new block allocates nothing either.
-#[test]
-fn inside_a_block_a_push_allocates_nothing() {
-    let mut store = PagedKvStore::new(16, 4, 2, 24);
+fn inside_a_block_a_push_allocates_nothing<E: Element>() {
+    let mut store = PagedKvStore::<E>::with_shape(shape(16), 4).unwrap();
     let mut cache = PagedKvCache::new();
     let row = [0.5; 48];
     cache.push(&mut store, &row, &row).unwrap();
@@ -249,4 +251,11 @@ fn a_run_of_the_pool_allocates_nothing() {
     }
     assert_eq!(worker_counts[0], worker_counts[1]);
     assert!(worker_counts[0] > 0, "the worker was counted: it told that it had started");
+}
+
+every_type! {
+    the_doors_allocate_nothing,
+    refusals_allocate_nothing,
+    reserved_room_is_room,
+    inside_a_block_a_push_allocates_nothing,
 }

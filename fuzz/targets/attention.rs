@@ -10,15 +10,15 @@
 //!  5      query rows
 //!  6  7   positions, low byte first
 //!  8  9   block size of the store, page size of the cache
-//! 10      how large the query's numbers are
+//! 10      how large the query's numbers are, and what type keys and values are stored as
 //! 11 ..   seed of all numbers and of the order of the blocks
 //! ```
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use paged_kv::internal::doors::{Answer, Held, Place};
+use paged_kv::internal::doors::{Answer, Held, Place, stored};
 use paged_kv::internal::oracle::{Case, Rules, Sizes, Truth, attention};
-use paged_kv::{AttentionError, Level};
+use paged_kv::{AttentionError, Element, Int4, Int8, Level, bf16, f16};
 
 /// Products that a call may cost: a millisecond or so for the oracle.
 const MOST_PRODUCTS: usize = 500_000;
@@ -63,9 +63,21 @@ impl Call {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let Call { case, paged, contiguous } = Call::decode(bytes);
+    let call = Call::decode(bytes);
+    match bytes.get(10).copied().unwrap_or(0) / 10 % 5 {
+        0 => judge::<f32>(call),
+        1 => judge::<f16>(call),
+        2 => judge::<bf16>(call),
+        3 => judge::<Int8>(call),
+        _ => judge::<Int4>(call),
+    }
+});
+
+/// Asks everybody, of keys and values that are stored as `E`.
+fn judge<E: Element>(Call { case, paged, contiguous }: Call) {
     let (heads, rules) = (case.sizes.n_heads(), &case.rules);
-    let (paged, contiguous) = (Held::full(&case, paged), Held::full(&case, contiguous));
+    let paged = Held::<E>::full(&case, paged);
+    let contiguous = Held::<E>::full(&case, contiguous);
 
     let positions = rules.causal || rules.window.is_some() || rules.alibi_slopes.is_some();
     if positions && case.sizes.n_q > case.sizes.len {
@@ -78,10 +90,10 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     }
 
-    let truth = attention(&case);
+    let truth = attention(&stored::<E>(&case));
     let mut of_class: [Option<Answer>; 2] = [None, None];
     for level in Level::available() {
-        let ask = |held: &Held, q: &[f32]| match held.ask(q, heads, rules, level) {
+        let ask = |held: &Held<E>, q: &[f32]| match held.ask(q, heads, rules, level) {
             Ok(answer) => answer,
             Err(error) => panic!("{level}: {error}"),
         };
@@ -102,7 +114,7 @@ fuzz_target!(|bytes: &[u8]| {
             None => of_class[usize::from(level.is_fused())] = Some(answer),
         }
     }
-});
+}
 
 /// Fails where the answer is further from the truth than rounding in `f32` explains: the bounds of
 /// the suite (`tests/attention_oracle.rs`).

@@ -2,9 +2,18 @@
 //!
 //! This room knows two things. [`tile`] draws the page: which of a block's bytes belong to which
 //! position, KV head and column. A [`Format`] says how numbers are packed into *cells*, and the
-//! [`Element`] trait which formats and scales a stored type has; there is one file for each type
-//! ([`float`] holds `f32`). The room refuses to know about block tables, free lists and locks
-//! (`storage`), and about softmax (`kernel`).
+//! [`Element`] trait which formats and scales a stored type has. The room refuses to know about block
+//! tables, free lists and locks (`storage`), and about softmax (`kernel`).
+//!
+//! There is one file for each type:
+//!
+//! | file | type | cells of keys | cells of values | scales |
+//! |---|---|---|---|---|
+//! | `float` | `f32` | one number | one | none |
+//! | `f16` | `half::f16` | one number | one | none |
+//! | `bf16` | `half::bf16` | pairs in a word | pairs in a word | none |
+//! | `int8` | [`Int8`] | fours of bytes in a word | one byte | one a row and KV head |
+//! | `int4` | [`Int4`] | pairs in a byte | pairs in a byte | one for each 32 of a row |
 //!
 //! # Cells
 //!
@@ -96,6 +105,21 @@ pub trait Format: Copy + Debug + Send + Sync + 'static {
 }
 
 /// A type that keys and values can be stored as. Sealed: the implementors are this crate's.
+///
+/// | type | bytes a number, at width 128 | storing is off by at most |
+/// |---|---|---|
+/// | `f32` | 4 | nothing |
+/// | [`f16`](half::f16) | 2 | 2^-11 of the number, from 2^-14 up; above 65,504 it is infinite |
+/// | [`bf16`](half::bf16) | 2 | 2^-8 of the number |
+/// | [`Int8`] | 1.03 | 1/254 of the row's largest number |
+/// | [`Int4`] | 0.625 | 1/14 of the largest of 32 neighbours |
+///
+/// Numbers are rounded to nearest, ties to even. What is stored is then attended over exactly: sums
+/// are `f32` for every type, and the error beyond storing is that of `f32`. (Two levels that are only
+/// used on request are an exception and say so.)
+///
+/// A NaN is stored as a NaN and an infinity as one; for [`Int8`] and [`Int4`] either of them makes NaN
+/// of everything that shares its scale.
 pub trait Element: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
     /// How keys are packed, along the width.
     #[doc(hidden)]

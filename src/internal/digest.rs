@@ -10,17 +10,28 @@
 
 use super::doors::{Answer, Place, answer};
 use super::oracle::{Case, Rules, Sizes};
+use crate::element::Element;
 use crate::simd::Level;
 
-/// What [`digest`] gives where products and sums are rounded once, together.
-pub const FUSED: u64 = 0xb4f8_1ed2_12f4_a976;
+/// What [`digest`] gives for each stored type: where products and sums are rounded once, together,
+/// and where they are rounded one after the other.
+pub const DIGESTS: [(&str, u64, u64); 5] = [
+    ("f32", 0xb4f8_1ed2_12f4_a976, 0x83c3_7e97_d0f4_6a3e),
+    ("f16", 0, 0),
+    ("bf16", 0, 0),
+    ("int8", 0, 0),
+    ("int4", 0, 0),
+];
 
-/// What [`digest`] gives where they are rounded one after the other.
-pub const NOT_FUSED: u64 = 0x83c3_7e97_d0f4_6a3e;
-
-/// What [`digest`] must give at this level.
-pub const fn expected(level: Level) -> u64 {
-    if level.is_fused() { FUSED } else { NOT_FUSED }
+/// What [`digest`] must give for this type at this level, which is one of the exact ones.
+///
+/// # Panics
+///
+/// If the type is not in the list.
+pub fn expected<E: Element>(level: Level) -> u64 {
+    let found = DIGESTS.into_iter().find(|(name, ..)| *name == E::NAME);
+    let Some((_, fused, not_fused)) = found else { panic!("{} has no digest yet", E::NAME) };
+    if level.is_fused() { fused } else { not_fused }
 }
 
 /// One row of the grid: KV heads, group, widths of key and value, query rows, positions, options.
@@ -73,14 +84,14 @@ pub fn line(index: usize) -> (Case, Place) {
     (Case::random(sizes, mask, 1000 + index as u64), place)
 }
 
-/// The digest of one line at a level.
+/// The digest of one line, stored as `E`, at a level.
 ///
 /// # Panics
 ///
 /// If a result is not a number: the grid has none.
-pub fn line_digest(index: usize, level: Level) -> u64 {
+pub fn line_digest<E: Element>(index: usize, level: Level) -> u64 {
     let (case, place) = line(index);
-    let Answer { out, lse } = answer(&case, place, level);
+    let Answer { out, lse } = answer::<E>(&case, place, level);
     let mut hash = OFFSET;
     for number in out.iter().chain(&lse) {
         assert!(!number.is_nan(), "line {index} of the grid gave a NaN");
@@ -91,11 +102,11 @@ pub fn line_digest(index: usize, level: Level) -> u64 {
     hash
 }
 
-/// The digest of the whole grid at a level.
-pub fn digest(level: Level) -> u64 {
+/// The digest of the whole grid, stored as `E`, at a level.
+pub fn digest<E: Element>(level: Level) -> u64 {
     let mut hash = OFFSET;
     for index in 0..lines() {
-        for byte in line_digest(index, level).to_le_bytes() {
+        for byte in line_digest::<E>(index, level).to_le_bytes() {
             hash = (hash ^ u64::from(byte)).wrapping_mul(PRIME);
         }
     }

@@ -9,6 +9,7 @@ use crate::attention::{
     AttentionOptions, Output, attention_scratch_len, causal_gqa_attention_into,
     causal_gqa_attention_paged_into,
 };
+use crate::element::Element;
 use crate::error::AttentionError;
 use crate::shape::{GqaShape, KvDims, KvShape};
 use crate::simd::Level;
@@ -84,19 +85,19 @@ impl Answer {
     }
 }
 
-/// Keys and values, held somewhere.
+/// Keys and values, held somewhere as some type.
 #[derive(Debug)]
-pub enum Held {
+pub enum Held<E: Element = f32> {
     /// In a cache of its own.
-    Contiguous(KvCache),
+    Contiguous(KvCache<E>),
     /// In a store that others use too.
-    Paged(PagedKvStore, PagedKvCache),
+    Paged(PagedKvStore<E>, PagedKvCache),
 }
 
-impl Held {
+impl<E: Element> Held<E> {
     /// Nothing yet, and room for all rows of a case of these sizes. With `poison`, memory that
     /// nobody has written is NaN.
-    pub fn empty(sizes: &Sizes, place: Place, poison: bool) -> Held {
+    pub fn empty(sizes: &Sizes, place: Place, poison: bool) -> Self {
         let (Place::Contiguous(block_size) | Place::Paged(block_size, _)) = place;
         let Sizes { n_kv_heads, k_width, v_width, .. } = *sizes;
         let shape = KvShape::new(KvDims { block_size, n_kv_heads, k_width, v_width });
@@ -122,8 +123,8 @@ impl Held {
     }
 
     /// All rows of a case.
-    pub fn full(case: &Case, place: Place) -> Held {
-        let mut held = Held::empty(&case.sizes, place, false);
+    pub fn full(case: &Case, place: Place) -> Self {
+        let mut held = Self::empty(&case.sizes, place, false);
         held.append(case, 0..case.sizes.len);
         held
     }
@@ -138,6 +139,33 @@ impl Held {
             Held::Contiguous(cache) => cache.append(k, v, rows.len()).expect("no pool bounds it"),
             Held::Paged(store, cache) => {
                 cache.append(store, k, v, rows.len()).expect("there is room for all");
+            }
+        }
+    }
+
+    /// Reads all rows of a case back, as numbers.
+    fn read(&self, case: &mut Case) {
+        let Sizes { n_kv_heads, k_width, v_width, .. } = case.sizes;
+        for (at, row) in case.k.chunks_exact_mut(k_width).enumerate() {
+            let (position, head) = (at / n_kv_heads, at % n_kv_heads);
+            match self {
+                Held::Contiguous(cache) => {
+                    cache.copy_k_row(position, head, row).expect("it was written");
+                }
+                Held::Paged(store, cache) => {
+                    cache.copy_k_row(store, position, head, row).expect("it was written");
+                }
+            }
+        }
+        for (at, row) in case.v.chunks_exact_mut(v_width).enumerate() {
+            let (position, head) = (at / n_kv_heads, at % n_kv_heads);
+            match self {
+                Held::Contiguous(cache) => {
+                    cache.copy_v_row(position, head, row).expect("it was written");
+                }
+                Held::Paged(store, cache) => {
+                    cache.copy_v_row(store, position, head, row).expect("it was written");
+                }
             }
         }
     }
@@ -198,13 +226,21 @@ impl Held {
     }
 }
 
-/// The answer to a whole case.
+/// The case whose keys and values are what becomes of them when they are stored: what attention
+/// works on, and what its answer is to be compared by.
+pub fn stored<E: Element>(case: &Case) -> Case {
+    let mut stored = case.clone();
+    Held::<E>::full(case, Place::Contiguous(64)).read(&mut stored);
+    stored
+}
+
+/// The answer to a whole case, its keys and values held as `E`.
 ///
 /// # Panics
 ///
 /// If the door refuses it.
-pub fn answer(case: &Case, place: Place, level: Level) -> Answer {
-    let held = Held::full(case, place);
+pub fn answer<E: Element>(case: &Case, place: Place, level: Level) -> Answer {
+    let held = Held::<E>::full(case, place);
     match held.ask(&case.q, case.sizes.n_heads(), &case.rules, level) {
         Ok(answer) => answer,
         Err(error) => panic!("{error}: {:?}", case.sizes),
@@ -236,7 +272,7 @@ pub fn options(rules: &Rules) -> AttentionOptions<'_> {
 }
 
 /// Lets other sequences take every block and give them back in any order.
-fn shuffle_free_list(store: &mut PagedKvStore, seed: u64) {
+fn shuffle_free_list<E: Element>(store: &mut PagedKvStore<E>, seed: u64) {
     let mut others: Vec<_> = (0..store.total_blocks()).map(|_| PagedKvCache::new()).collect();
     for other in &mut others {
         other.reserve(store, 1).expect("one block for each");
@@ -269,7 +305,7 @@ mod tests {
     #[test]
     fn block_tables_are_shuffled() {
         let sizes = Sizes { n_kv_heads: 1, group: 1, k_width: 1, v_width: 1, n_q: 1, len: 40 };
-        let held = Held::full(&Case::random(sizes, 0, 1), Place::Paged(4, 1));
+        let held = Held::<f32>::full(&Case::random(sizes, 0, 1), Place::Paged(4, 1));
         let Held::Paged(_, cache) = &held else { panic!("it is paged") };
         let table: Vec<_> = cache.block_table().iter().map(|block| block.index()).collect();
         assert!(!table.is_sorted() && !table.iter().rev().is_sorted(), "{table:?}");

@@ -5,8 +5,9 @@
 
 use alloc::vec::Vec;
 
-use super::sequence_ops::rows;
+use super::sequence_ops::{rows, stored};
 use crate::cache::{PagedKvCache, PagedKvStore, SharedPagedKv};
+use crate::element::Element;
 use crate::error::{GroupError, PagedKvError};
 use crate::id::{BlockId, PageGroup};
 use crate::shape::{KvDims, KvShape};
@@ -79,22 +80,22 @@ struct Sequence {
 
 /// The layers, their groups and sequences, and what they should hold.
 #[derive(Debug)]
-pub struct Model {
-    shared: SharedPagedKv,
-    elsewhere: SharedPagedKv,
+pub struct Model<E: Element = f32> {
+    shared: SharedPagedKv<E>,
+    elsewhere: SharedPagedKv<E>,
     living: Vec<Living>,
     gone: Vec<PageGroup>,
     sequences: Vec<Sequence>,
     next_tag: u32,
 }
 
-impl Default for Model {
+impl<E: Element> Default for Model<E> {
     fn default() -> Self {
-        Model::new()
+        Self::new()
     }
 }
 
-impl Model {
+impl<E: Element> Model<E> {
     /// Three layers of 7, 5 and 6 blocks of two positions.
     pub fn new() -> Self {
         let dims = KvDims { block_size: BLOCK_SIZE, n_kv_heads: 2, k_width: 3, v_width: 2 };
@@ -117,7 +118,7 @@ impl Model {
 
     /// Runs a program, comparing everything after each step, and then gives all back.
     pub fn run(ops: &[Op]) {
-        let mut model = Model::new();
+        let mut model = Self::new();
         for op in ops {
             model.step(*op);
             model.check();
@@ -196,7 +197,7 @@ impl Model {
                     let (mut k, mut v) = ([0.0; 3], [0.0; 2]);
                     assert_eq!(cache.copy_k_row(&store, position, 1, &mut k), Ok(()));
                     assert_eq!(cache.copy_v_row(&store, position, 1, &mut v), Ok(()));
-                    let (k_all, v_all) = rows(tag * LAYERS as u32 + layer as u32);
+                    let (k_all, v_all) = stored::<E>(tag * LAYERS as u32 + layer as u32);
                     assert_eq!((k, v), ([k_all[3], k_all[4], k_all[5]], [v_all[2], v_all[3]]));
                 }
             }

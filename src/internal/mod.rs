@@ -13,4 +13,5 @@ pub mod numbers;
 pub mod oracle;
 pub mod real;
 pub mod sequence_ops;
+pub mod types;
 pub mod workloads;

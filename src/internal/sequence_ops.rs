@@ -2,13 +2,16 @@
 //!
 //! The model of a sequence is the list of its positions' tags; a tag fixes every number of the
 //! position's rows, and no two positions written have the same. So a row that another sequence
-//! wrote is told from the right one wherever it turns up. The model of the store is recounted from
-//! all block tables after every operation.
+//! wrote is told from the right one wherever it turns up; what the stored type makes of the numbers
+//! is asked of a cache that holds nothing else. The model of the store is recounted from all block
+//! tables after every operation.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::cache::{PagedKvCache, PagedKvStore};
+use super::numbers::Numbers;
+use crate::cache::{KvCache, PagedKvCache, PagedKvStore};
+use crate::element::Element;
 use crate::error::{PagedKvError, PagedStoreExhausted, Side};
 use crate::id::BlockId;
 use crate::shape::{KvDims, KvShape};
@@ -79,15 +82,16 @@ pub struct World {
 
 /// The store, its sequences, and what they should hold.
 #[derive(Debug)]
-pub struct Model {
-    store: PagedKvStore,
-    other: PagedKvStore,
+pub struct Model<E: Element = f32> {
+    store: PagedKvStore<E>,
+    other: PagedKvStore<E>,
     caches: Vec<PagedKvCache>,
     tags: Vec<Vec<u32>>,
-    next_tag: u32,
+    /// What the rows of each tag are when they are read back.
+    stored: Vec<Rows>,
 }
 
-impl Model {
+impl<E: Element> Model<E> {
     /// Two heads, keys of 3 and values of 2 numbers: no two sizes are the same.
     pub fn new(world: World) -> Self {
         let dims = KvDims { block_size: world.block_size, n_kv_heads: 2, k_width: 3, v_width: 2 };
@@ -102,13 +106,13 @@ impl Model {
             other,
             caches: (0..SEQUENCES).map(|_| PagedKvCache::new()).collect(),
             tags: alloc::vec![Vec::new(); SEQUENCES],
-            next_tag: 1,
+            stored: Vec::new(),
         }
     }
 
     /// Runs a program, comparing everything after each step, and then releases all.
     pub fn run(world: World, ops: &[Op]) {
-        let mut model = Model::new(world);
+        let mut model = Self::new(world);
         for op in ops {
             model.step(*op);
             model.check();
@@ -177,7 +181,7 @@ impl Model {
                 let (mut k, mut v) = ([0.0; 3], [0.0; 2]);
                 assert_eq!(cache.copy_k_row(&self.store, position, head, &mut k), Ok(()));
                 assert_eq!(cache.copy_v_row(&self.store, position, head, &mut v), Ok(()));
-                let (k_all, v_all) = rows(tag);
+                let (k_all, v_all) = self.stored[tag as usize];
                 assert_eq!(k, k_all[head * 3..][..3], "keys of position {position}");
                 assert_eq!(v, v_all[head * 2..][..2], "values of position {position}");
             }
@@ -211,11 +215,11 @@ impl Model {
 
     fn append(&mut self, seq: usize, n: usize) {
         let expected = self.expect_room(seq, n);
-        let tags: Vec<u32> = (self.next_tag..).take(n).collect();
-        self.next_tag += n as u32;
+        let tags: Vec<u32> = (self.stored.len() as u32..).take(n).collect();
         let (mut k, mut v) = (Vec::new(), Vec::new());
         for &tag in &tags {
             let (k_row, v_row) = rows(tag);
+            self.stored.push(stored::<E>(tag));
             k.extend_from_slice(&k_row);
             v.extend_from_slice(&v_row);
         }
@@ -353,8 +357,25 @@ impl Model {
     }
 }
 
-/// The rows that a tag stands for: keys `[2][3]` and values `[2][2]`.
-pub fn rows(tag: u32) -> ([f32; 6], [f32; 4]) {
-    let number = |place: usize| (tag as usize * 16 + place) as f32;
-    (core::array::from_fn(number), core::array::from_fn(|place| number(6 + place)))
+/// Keys `[2][3]` and values `[2][2]` of a position.
+pub type Rows = ([f32; 6], [f32; 4]);
+
+/// The rows that a tag stands for.
+pub fn rows(tag: u32) -> Rows {
+    let mut numbers = Numbers::new(u64::from(tag));
+    let mut number = |_| numbers.normal();
+    (core::array::from_fn(&mut number), core::array::from_fn(&mut number))
+}
+
+/// What they are when they are read back.
+pub fn stored<E: Element>(tag: u32) -> Rows {
+    let dims = KvDims { block_size: 1, n_kv_heads: 2, k_width: 3, v_width: 2 };
+    let mut cache = KvCache::<E>::with_shape(KvShape::new(dims).expect("a small shape"));
+    let (mut k, mut v) = rows(tag);
+    cache.push(&k, &v).expect("no pool bounds it");
+    for head in 0..2 {
+        cache.copy_k_row(0, head, &mut k[head * 3..][..3]).expect("it was written");
+        cache.copy_v_row(0, head, &mut v[head * 2..][..2]).expect("it was written");
+    }
+    (k, v)
 }
