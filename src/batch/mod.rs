@@ -52,7 +52,8 @@
 //! ```
 //!
 //! For 8 sequences of 4096 positions (32 query heads over 8 of width 128) that is 22 MiB, of which
-//! stored `f32` touch a quarter, and one layer's keys and values are 256 MiB. One scratch serves all layers.
+//! stored `f32` touch a quarter, and one layer's keys and values are 256 MiB. One scratch serves
+//! all layers.
 //!
 //! # When sharing pays
 //!
@@ -63,9 +64,9 @@
 //! - among sequences with few query rows, and the same number of them: a prompt's rows fill the
 //!   tile by themselves;
 //! - over whole splits of 512 positions, always;
-//! - in the split in which the prefix ends, over its whole tiles of 64, where the positions that are
-//!   not read again (the joint ones, for each sequence but one) are at least as many as those that
-//!   the sequences have of their own in that split;
+//! - in the split in which the prefix ends, over its whole tiles of 64, where the positions that
+//!   are not read again (the joint ones, for each sequence but one) are at least as many as those
+//!   that the sequences have of their own in that split;
 //! - in crowds of at most 96 rows for each KV head, which keeps their states in the cache.
 //!
 //! # Executors

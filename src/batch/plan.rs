@@ -154,8 +154,8 @@ impl BatchPlan {
     ///
     /// # Cost
     ///
-    /// Allocates; proportional to the number of items, which is about the positions of all sequences
-    /// by 512, times KV heads. A plan serves all layers of a step.
+    /// Allocates; proportional to the number of items, which is about the positions of all
+    /// sequences by 512, times KV heads. A plan serves all layers of a step.
     pub fn with_shared(
         shape: GqaShape,
         sequences: &[SequenceRows],

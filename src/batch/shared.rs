@@ -27,8 +27,9 @@ pub struct SharedPrefix {
 ///
 /// Each sequence is in one prefix at most. Where some share more than others (eight requests have
 /// a system prompt in common, and four of them a document), the choice is whatever saves more
-/// positions: one prefix for all, or a longer one for the four and one for the rest. What stands in the same blocks in one
-/// layer does so in every layer if the blocks were shared as page groups or by forking all layers.
+/// positions: one prefix for all, or a longer one for the four and one for the rest. What stands in
+/// the same blocks in one layer does so in every layer if the blocks were shared as page groups or
+/// by forking all layers.
 ///
 /// # Examples
 ///
@@ -205,9 +206,9 @@ fn check(
 ///
 /// Over whole splits there is never a loss: the pages are read once instead of once for each
 /// sequence, and the rows of all of them fill the register tile. In the split in which the prefix
-/// ends, the item goes on over the sequences' own positions one after the other, without asking
-/// for the next pages ahead, as an item of one sequence does. That pays where the positions that are
-/// not read again are as many as those own ones; elsewhere the prefix is taken to end a split
+/// ends, the item goes on over the sequences' own positions one after the other, and does not ask
+/// for the next pages ahead, which an item of one sequence does. That pays where the positions that
+/// are not read again are as many as those own ones; elsewhere the prefix is taken to end a split
 /// earlier.
 fn worth_joining(sequences: &[SequenceRows], members: &[usize], positions: usize) -> usize {
     if members.len() < 2 {
