@@ -288,7 +288,8 @@ impl BatchPlan {
         let longest = joint.places.clone().map(|place| self.len_of(place)).max().unwrap_or(0);
         for start in (0..joint.positions).step_by(SPLIT) {
             let positions = start..longest.min(start + SPLIT);
-            for heads in self.head_runs(positions.len(), joint.places.len()) {
+            // Two sequences keep the runs of one, so that pages are read in the order of memory.
+            for heads in self.head_runs(positions.len(), joint.places.len() / 2) {
                 let (sequences, rows) = (joint.places.clone(), rows.clone());
                 let (positions, joint) = (positions.clone(), joint.positions);
                 self.items.push(Item { sequences, heads, rows, positions, joint });
@@ -327,8 +328,7 @@ impl BatchPlan {
         }
     }
 
-    /// KV heads in runs, each of at least [`ITEM_NUMBERS`] numbers that would be read if each of
-    /// the sequences were alone.
+    /// KV heads in runs, each of at least [`ITEM_NUMBERS`] numbers if so many sequences read them.
     fn head_runs(
         &self,
         positions: usize,
