@@ -37,6 +37,11 @@
 //!   of `n` query rows stands for position `seq_len - n + i`. Keys are stored as they are handed
 //!   in: rotary or other position encodings are applied before.
 //!
+//! - To attend many sequences at once: a [`BatchPlan`](batch::BatchPlan), made once a step from
+//!   lengths alone and used for every layer, and an [`Executor`](batch::Executor), who has the
+//!   threads. Decode, draft verification and chunks of prompts go together; prefixes held in
+//!   the same blocks are read once.
+//!
 //! A cache (`KvCache`, `PagedKvCache`) is one sequence in one layer.
 //!
 //! Keys and values are stored as `f32` unless the type says otherwise: `PagedKvStore<E>`,
@@ -61,9 +66,9 @@
 //!
 //! For one level, the result of a query row depends on the query, the keys and values it sees and
 //! the options, and on nothing else: not on the block table, the block size, contiguous or paged
-//! storage, or how many rows are asked at once. Levels form two classes, with fused multiply-add
-//! and without ([`Level::is_fused`]), and inside a class all give the same bits. Payloads of NaNs
-//! are nobody's promise.
+//! storage, how many rows are asked at once, what else is in the batch, or how many threads work.
+//! Levels form two classes, with fused multiply-add and without ([`Level::is_fused`]), and inside
+//! a class all give the same bits. Payloads of NaNs are nobody's promise.
 //!
 //! # The rooms
 //!
@@ -74,7 +79,7 @@
 //! kernel              scores, softmax, values, states: arithmetic only
 //! storage             blocks, stores, sequences, contiguous caches
 //! attention           the doors: pages and arithmetic meet
-//! batch               who does the work, on which threads
+//! batch               many sequences at once: what is done, and who does it on which threads
 //! share               locks, page groups, the shared layer
 //! ```
 //!

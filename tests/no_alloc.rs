@@ -4,12 +4,14 @@
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::Cell;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use paged_kv::attention::{
     AttentionOptions, AttentionState, Output, attention_scratch_len, causal_gqa_attention_into,
     causal_gqa_attention_paged_into,
 };
 #[cfg(feature = "std")]
-use paged_kv::batch::{Executor, ThreadPool};
+use paged_kv::batch::ThreadPool;
+use paged_kv::batch::{BatchLayer, BatchPlan, Executor, Inline, SequenceRows, shared_prefixes};
 use paged_kv::cache::{KvCache, PagedKvCache, PagedKvStore};
 use paged_kv::{Element, GqaShape, KvShape, Level, every_type};
 use std::alloc::System;
@@ -251,6 +253,79 @@ fn a_run_of_the_pool_allocates_nothing() {
     }
     assert_eq!(worker_counts[0], worker_counts[1]);
     assert!(worker_counts[0] > 0, "the worker was counted: it told that it had started");
+}
+
+/// Passes on to another executor, and counts what the work asks for, on whichever thread.
+struct Watched<'a> {
+    executor: &'a dyn Executor,
+    count: AtomicUsize,
+    chunks: AtomicUsize,
+}
+
+impl Executor for Watched<'_> {
+    fn for_each_chunk(
+        &self,
+        data: &mut [f32],
+        chunk: usize,
+        work: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) {
+        let Watched { executor, count, chunks } = self;
+        executor.for_each_chunk(data, chunk, &|index, part| {
+            count.fetch_add(allocations(|| work(index, part)), Ordering::Relaxed);
+            chunks.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+
+    fn threads(&self) -> usize {
+        self.executor.threads()
+    }
+}
+
+/// A batch with joint positions, splits, a prompt and log-sum-exps; also one that is refused.
+fn attend_a_batch(executor: &dyn Executor) {
+    let World::<f32> { mut store, paged, .. } = world();
+    let mut fork = paged.fork(&mut store).unwrap();
+    fork.push(&mut store, &[0.5; 48], &[0.5; 48]).unwrap();
+    let caches = [&paged, &fork, &paged];
+    let sequences = [(600, 1), (601, 1), (600, 100)];
+    let sequences = sequences.map(|(len, rows)| SequenceRows { len, rows });
+    let shape = GqaShape::new(store.shape(), 6).unwrap();
+    let shared = shared_prefixes(16, &caches);
+    let plan = BatchPlan::with_shared(shape, &sequences, &shared).unwrap();
+    assert!(!plan.runs_inline());
+    let q = vec![0.3; plan.q_len()];
+    let (mut out, mut lse) = (vec![0.0; plan.out_len()], vec![0.0; plan.lse_len()]);
+    let mut scratch = vec![0.0; plan.scratch_len()];
+    let layer = BatchLayer { store: &store, sequences: &caches, q: &q };
+    let watched = Watched { executor, count: Default::default(), chunks: Default::default() };
+    for level in Level::available() {
+        let options = AttentionOptions::new().level(level).sinks(&[0.5; 6]);
+        let mut attend = |scratch: &mut [f32]| {
+            let output = Output::new(&mut out).lse(&mut lse);
+            plan.attend(&layer, &options, output, scratch, &watched)
+        };
+        // What a thread asks for once in its life, it has after this.
+        attend(&mut scratch).unwrap();
+        let before = watched.count.load(Ordering::Relaxed);
+        let count = allocations(|| {
+            for _ in 0..20 {
+                attend(&mut scratch).unwrap();
+            }
+            assert!(attend(&mut []).is_err());
+        });
+        assert_eq!(count, 0, "{level}");
+        let inside = watched.count.load(Ordering::Relaxed) - before;
+        assert_eq!(inside, 0, "{level}, inside of the work");
+    }
+    assert!(watched.chunks.into_inner() > 300, "the executor was asked");
+}
+
+#[test]
+fn a_batch_allocates_nothing() {
+    let _ = Level::detect();
+    attend_a_batch(&Inline);
+    #[cfg(feature = "std")]
+    attend_a_batch(&ThreadPool::new(2));
 }
 
 every_type! {

@@ -19,13 +19,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 pub use options::AttentionOptions;
-use options::Resolved;
+pub(crate) use options::Resolved;
 pub use output::Output;
 use run::Finish;
-pub(crate) use run::Job;
+pub(crate) use run::{Job, States};
 pub use state::AttentionState;
 pub use task::attention_scratch_len;
-use task::{Item, ItemSize, Member, Task, scratch_needed};
+use task::scratch_needed;
+pub(crate) use task::{ITEM_ROWS, Item, ItemSize, Member, Members, Place, Task, few_rows};
 
 use crate::element::Element;
 use crate::error::AttentionError;
@@ -250,7 +251,8 @@ fn attend<E: Element>(
     if scratch.len() < need {
         return Err(AttentionError::ScratchLength { need, have: scratch.len() });
     }
-    let task = Task { shape, options, q, member: Member { view, first: 0, n_q } };
+    let members = Members::One(Member { view, first: 0, n_q });
+    let task = Task { shape, options, q, members };
     every_item(&task, n_q, output, scratch);
     Ok(())
 }

@@ -137,7 +137,7 @@ impl<'a> AttentionOptions<'a> {
     }
 
     /// Checks every option against the shape, once.
-    pub(super) fn resolve(&self, shape: &GqaShape) -> Result<Resolved<'a>, AttentionError> {
+    pub(crate) fn resolve(&self, shape: &GqaShape) -> Result<Resolved<'a>, AttentionError> {
         // What is checked is the number in the kernel's unit, which may overflow where the option
         // itself does not: infinity times a distance of zero would be a NaN.
         let in_log2 = |number: f32| number * LOG2_E;

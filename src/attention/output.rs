@@ -16,8 +16,8 @@
 #[derive(Debug)]
 #[must_use = "an output is written when attention is called with it"]
 pub struct Output<'a> {
-    pub(super) out: &'a mut [f32],
-    pub(super) lse: Option<&'a mut [f32]>,
+    pub(crate) out: &'a mut [f32],
+    pub(crate) lse: Option<&'a mut [f32]>,
 }
 
 impl<'a> Output<'a> {

@@ -9,10 +9,13 @@
 use core::ops::Range;
 
 use super::options::Resolved;
+use crate::cut;
 use crate::element::Element;
 use crate::kernel::{SPLIT, TILE, WIDTH};
 use crate::shape::GqaShape;
 use crate::simd::{LANES, MOST_ROWS};
+use crate::storage::paged::PagedKvStore;
+use crate::storage::sequence::PagedKvCache;
 use crate::storage::view::KvView;
 
 /// Rows of one KV head that an item takes at most, unless a single position has more.
@@ -44,6 +47,29 @@ impl<E: Element> Member<'_, E> {
     }
 }
 
+/// Which sequence of a batch is meant, and where its query rows stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Its place among those that the caller handed in.
+    pub(crate) index: usize,
+    /// Its first query row in `q`, and how many it has.
+    pub(crate) first: usize,
+    pub(crate) n_q: usize,
+}
+
+/// The sequences of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Members<'a, E: Element> {
+    One(Member<'a, E>),
+    /// Sequences of one store, in the order of `places`, which is not the caller's: those that
+    /// share blocks stand beside each other.
+    Batch {
+        store: &'a PagedKvStore<E>,
+        caches: &'a [&'a PagedKvCache],
+        places: &'a [Place],
+    },
+}
+
 /// An attention call over one layer, checked.
 #[derive(Debug)]
 pub(crate) struct Task<'a, E: Element> {
@@ -51,15 +77,22 @@ pub(crate) struct Task<'a, E: Element> {
     pub(crate) options: Resolved<'a>,
     /// `[rows][n_heads][k_width]`, the rows of one sequence after the other.
     pub(crate) q: &'a [f32],
-    pub(crate) member: Member<'a, E>,
+    pub(crate) members: Members<'a, E>,
 }
 
 impl<'a, E: Element> Task<'a, E> {
     /// The call's `index`-th sequence.
     #[inline(always)]
     pub(crate) fn member(&self, index: usize) -> Member<'a, E> {
-        debug_assert_eq!(index, 0);
-        self.member
+        match self.members {
+            Members::One(member) => member,
+            Members::Batch { store, caches, places } => {
+                let Place { index, first, n_q } = *cut::one(places, index);
+                let cache = cut::one(caches, index);
+                let view = store.view(cache.block_table(), cache.seq_len());
+                Member { view, first, n_q }
+            }
+        }
     }
 }
 
@@ -92,8 +125,20 @@ impl Item {
 
     /// Numbers of scratch that the item needs, its states included.
     pub(crate) fn scratch_len(&self, shape: &GqaShape) -> usize {
-        let rows = self.heads.len().saturating_mul(self.rows_per_head(shape));
-        scratch_for(shape, rows, self.merges())
+        scratch_for(shape, self.rows(shape), self.merges())
+    }
+
+    /// Rows over all of its heads.
+    pub(crate) fn rows(&self, shape: &GqaShape) -> usize {
+        self.heads.len().saturating_mul(self.rows_per_head(shape))
+    }
+
+    /// Numbers at the beginning of its scratch that hold its states when it is done: behind them
+    /// another item may work.
+    pub(crate) fn states_len(&self, shape: &GqaShape) -> usize {
+        // The first state starts on a line, wherever the scratch does.
+        let row = shape.kv().v_width().next_multiple_of(LANES) + 2;
+        self.rows(shape).saturating_mul(row).saturating_add(LANES)
     }
 }
 
@@ -110,6 +155,14 @@ pub(crate) fn scratch_for(shape: &GqaShape, rows: usize, merges: bool) -> usize 
     rows.saturating_mul(states + query) + scores + scales + panels + 10 * LANES
 }
 
+/// Whether so many query rows of a sequence are few, as in decode and in the verification of a
+/// draft: then an item takes many heads, and otherwise one.
+pub(crate) fn few_rows(shape: &GqaShape, n_q: usize) -> bool {
+    let few = n_q.saturating_mul(shape.group()) <= DECODE_ROWS
+        && n_q.saturating_mul(shape.n_heads()) <= TOGETHER_ROWS;
+    few || n_q <= 1
+}
+
 /// How the rows of one sequence are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ItemSize {
@@ -121,13 +174,10 @@ pub(crate) struct ItemSize {
 
 impl ItemSize {
     pub(crate) fn new(shape: &GqaShape, n_q: usize) -> Self {
-        let group = shape.group();
-        let few = n_q.saturating_mul(group) <= DECODE_ROWS
-            && n_q.saturating_mul(shape.n_heads()) <= TOGETHER_ROWS;
-        if few || n_q <= 1 {
+        if few_rows(shape, n_q) {
             ItemSize { heads: shape.kv().n_kv_heads(), rows: n_q.max(1) }
         } else {
-            ItemSize { heads: 1, rows: (ITEM_ROWS / group).clamp(1, n_q) }
+            ItemSize { heads: 1, rows: (ITEM_ROWS / shape.group()).clamp(1, n_q) }
         }
     }
 

@@ -50,7 +50,9 @@ use rayon::iter::{ParallelBridge, ParallelIterator};
 /// ```
 pub trait Executor {
     /// Calls `work(i, chunk i of data)` once for each chunk of `chunk` numbers, of which the last
-    /// may be shorter, on any threads, and returns when all are done. No numbers, no calls.
+    /// may be shorter, on any threads, and returns when all are done. No numbers, no calls. Chunks
+    /// are handed out in their place, not as copies: what work leaves there is looked for by its
+    /// address, too.
     ///
     /// Chunks should be begun in ascending order, one at a time by whoever is free: the heavy ones
     /// come first. Nothing but time depends on it.

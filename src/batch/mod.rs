@@ -1,9 +1,75 @@
-//! Who does the work, and on which threads.
+//! A batch over one layer: what it is cut into, who does the work, and on which threads.
 //!
-//! Attention falls into chunks of numbers that nobody else writes: a KV head, a stretch of
-//! positions, a tile of query rows, each with its own piece of one array. This room takes such an
-//! array apart and hands the pieces to whoever should fill them. It knows nothing of what is
-//! computed, and it owns no threads that nobody asked for: `ThreadPool` is a value that the caller makes and drops.
+//! Two questions that know nothing of each other. *What* is done is a [`BatchPlan`]: plain data,
+//! made from a shape and from lengths, the same for every layer of a step and for any number of
+//! threads. *Who* does it is an [`Executor`]: it takes an array apart and hands the pieces to
+//! whoever should fill them, and knows nothing of what is computed. Nobody owns threads that were
+//! not asked for: `ThreadPool` is a value that the caller makes and drops.
+//!
+//! # The plan
+//!
+//! A sequence with few query rows (decode, the verification of a draft) is cut along its positions,
+//! 512 at a time, and along KV heads; one with many (a chunk of a prompt) along its rows and KV
+//! heads. Each such *item* leaves one state for each of its rows: maximum, denominator and output
+//! so far.
+//!
+//! ```text
+//! phase 1  items, heavy ones first, each in its own piece of the scratch
+//!            sequence 0, 1100 positions, 1 row     [0..512) [512..1024) [1024..1100)   x heads
+//!            sequence 1, 700 positions, 50 rows    rows 0..24, 24..48, 48..50          x heads
+//! phase 2  rows of the output, each in its own piece: the states of a row, in the order of its
+//!          positions, become one, and that one is divided and written
+//! phase 3  the log-sum-exp in the same way, if it was asked for
+//! ```
+//!
+//! Why two phases. Items of one row would write to the same place, and who is first would depend on
+//! the threads. So they write states, and a row's states are merged by one thread, in the order in
+//! which a call of that sequence alone merges them: after each 512 positions, counted from 0. That
+//! is why the bits are those of each sequence alone, whoever works, in whatever order and with
+//! whatever beside it.
+//!
+//! How it is cut depends on lengths and shapes, never on threads: a plan that was right for two
+//! threads has enough parts for sixty. What a window or a range of positions hides is not known to
+//! it; items over hidden positions are done at once, and only the order by weight suffers. A batch
+//! of less than some 20 us is done by its caller, whoever the executor is
+//! ([`BatchPlan::runs_inline`]).
+//!
+//! # Memory
+//!
+//! An item needs memory to work in as well, some 20 to 60 thousand numbers, and more of it than
+//! its states take in decode. So light items are packed into chunks of the scratch, one behind the
+//! other: each item works behind the states that those before it have left. A chunk is closed when
+//! it is worth 10 us, or a 256th of all work where that is more, or when its items would not fit
+//! into twice what the largest item needs:
+//!
+//! ```text
+//! scratch_len   chunks x (numbers of the fullest chunk)
+//!               <= 257 x 2 L + 2 S + 2 L
+//! L             what the largest item needs
+//!               rows x (2 x (v_width + 2) + 1.5 x k_width + 2) + 64 x (k_width + v_width) + ~ 3000
+//! S             states: query rows x heads x (v_width + 2), once for every 512 positions of a
+//!               sequence with few rows, once for one with many
+//! ```
+//!
+//! For 8 sequences of 4096 positions (32 query heads over 8 of width 128) that is 22 MiB, of which
+//! stored `f32` touch a quarter, and one layer's keys and values are 256 MiB. One scratch serves
+//! all layers.
+//!
+//! # When sharing pays
+//!
+//! Sequences that hold their first positions in the same blocks ([`SharedPrefix`]) can be attended
+//! together over those: pages are read once, and the rows of all sequences fill the register tile.
+//! The plan does so where it is never slower, and leaves the rest out:
+//!
+//! - among sequences with few query rows, and the same number of them: a prompt's rows fill the
+//!   tile by themselves;
+//! - over whole splits of 512 positions, always;
+//! - in the split in which the prefix ends, over its whole tiles of 64, where the positions that
+//!   are not read again (the joint ones, for each sequence but one) are at least as many as those
+//!   that the sequences have of their own in that split;
+//! - in crowds of at most 96 rows for each KV head, which keeps their states in the cache.
+//!
+//! # Executors
 //!
 //! ```text
 //! data     | chunk 0 | chunk 1 | chunk 2 | chunk 3 | 4 |     the last may be shorter
@@ -39,14 +105,22 @@
 //! there is no help at all, and the second column is the length of its turns; pin the workers
 //! where that matters.
 
+mod error;
 mod executor;
+mod plan;
 #[cfg(feature = "std")]
 mod pool;
+mod run;
+mod shared;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+pub use error::BatchError;
 #[cfg(feature = "rayon")]
 pub use executor::Rayon;
 pub use executor::{Executor, Inline};
+pub use plan::{BatchPlan, SequenceRows};
 #[cfg(feature = "std")]
 pub use pool::ThreadPool;
+pub use run::BatchLayer;
+pub use shared::{SharedPrefix, shared_prefixes};
