@@ -249,7 +249,7 @@ mod tests {
     ) {
         let want = want.map(same_nan);
         assert_eq!(cells.map(|cell| same_nan(F::get(cell, index))), want);
-        for level in Level::available() {
+        for level in crate::Level::available() {
             let have = level.run(Read::<F>(cells, index)).map(same_nan);
             assert_eq!(have, want, "{level}, number {index}");
         }
