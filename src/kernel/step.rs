@@ -135,7 +135,12 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
             let (scores, head) = (cut::one_mut(step.scores, line), cut::one_mut(step.heads, line));
             rises[line] = raise(s, scores, extents[line], head);
         }
-        s.store(exp2(s, s.load(&rises)), step.shrink);
+        // Most tiles raise no maximum.
+        if rises.iter().take(MR).any(|rise| *rise != 0.0) {
+            s.store(exp2(s, s.load(&rises)), step.shrink);
+        } else {
+            s.store(s.splat(1.0), step.shrink);
+        }
         for line in 0..MR {
             let (scores, head) = (cut::one_mut(step.scores, line), cut::one_mut(step.heads, line));
             weigh(s, scores, extents[line], step.shrink[line], head);
