@@ -71,7 +71,7 @@ impl<'a, E: Element> Problem<'a, E> {
         for _ in 0..setup.copies {
             let k = inputs.k.chunks(sizes.len * shape.k_row_len());
             let v = inputs.v.chunks(sizes.len * shape.v_row_len());
-            for (k, v) in k.zip(v) {
+            for (k, v) in k.zip(v).take(batch) {
                 let mut sequence = PagedKvCache::new();
                 sequence.append(&mut store, k, v, sizes.len)?;
                 sequences.push(sequence);
