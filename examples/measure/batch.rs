@@ -80,7 +80,7 @@ impl<'a, E: Element> Batch<'a, E> {
         shuffle(&mut store)?;
         let mut numbers = Numbers::new(1);
         let rows = numbers.normals(BLOCK_SIZE * kv.k_row_len());
-        let mut append = |store: &mut PagedKvStore<E>, sequence: &mut PagedKvCache, n: usize| {
+        let append = |store: &mut PagedKvStore<E>, sequence: &mut PagedKvCache, n: usize| {
             (0..n / BLOCK_SIZE).try_for_each(|_| sequence.append(store, &rows, &rows, BLOCK_SIZE))
         };
         let mut prefix = PagedKvCache::new();

@@ -74,6 +74,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let pool = cores::pool(2);
     // What fits into memory together goes through its rounds together: those of one case are then
     // seconds apart.
     let specs: Vec<Spec> = warm().filter(|spec| options.wants(spec.kind)).collect();
@@ -82,7 +83,6 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     for (spec, inputs) in specs.iter().zip(&inputs) {
         cases.push(Case::new(spec, inputs, options)?);
     }
-    let pool = cores::pool(2);
     if options.wants("batch") {
         for (heads, shared, own) in [(G4, 0, 512), (G4, 2048, 64), (G1, 0, 512), (G1, 2048, 64)] {
             cases.push(batch::case(heads, shared, own, &pool, options)?);

@@ -140,8 +140,10 @@ pub fn read_blocks<E: Element>(
     blocks: Range<usize>,
 ) -> f32 {
     let view = cache.view(store).expect("a sequence of this store");
+    // A view's block is all memory from there on.
+    let words = view.layout().block_words();
     blocks
-        .map(|block| read(level, bytemuck::cast_slice(view.block(block))))
+        .map(|block| read(level, bytemuck::cast_slice(&view.block(block)[..words])))
         .fold(f32::NEG_INFINITY, f32::max)
 }
 
