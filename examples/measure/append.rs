@@ -1,7 +1,7 @@
 //! Appending to sequences that no cache holds: the next position, and the next 64.
 
 use core::error::Error;
-use std::hint::black_box;
+use core::hint::black_box;
 use std::time::Instant;
 
 use paged_kv::cache::{PagedKvCache, PagedKvStore};

@@ -2,7 +2,7 @@
 //! plan, and by one that reads the prefix once.
 
 use core::error::Error;
-use std::hint::black_box;
+use core::hint::black_box;
 
 use paged_kv::attention::{
     AttentionOptions, attention_scratch_len, causal_gqa_attention_paged_into,

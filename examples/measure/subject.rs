@@ -1,6 +1,6 @@
 //! What can be timed, whatever it stores.
 
-use std::hint::black_box;
+use core::hint::black_box;
 
 use paged_kv::{Element, Level};
 
