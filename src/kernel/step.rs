@@ -104,7 +104,9 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
             let first = index * scales.group;
             let numbers =
                 if groups == 1 { step.q.numbers } else { scales.group.min(step.q.numbers - first) };
-            let q = Queries { first, first_row: first / K::NUMBERS, numbers, ..step.q };
+            // A factor may meet all numbers of a cell: of pairs there are half as many.
+            let first_row = first / K::NUMBERS;
+            let q = Queries { first: first_row * K::FACTORS, first_row, numbers, ..step.q };
             let out = if index == 0 { &mut *step.scores } else { &mut *step.factors };
             Scores::<K> { q, tiles, panels, extent, out }.compute::<S, MR>(s);
             let Some(scales) = scales.rows.get(index) else { return };
