@@ -3,8 +3,8 @@
 //! Whoever works on it, in whatever order, with whatever beside it, sharing blocks or not. Memory
 //! is dirty and stands between canaries, rows that nobody has written are NaN.
 
+use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use paged_kv::attention::{Output, attention_scratch_len, causal_gqa_attention_paged_into};
 #[cfg(feature = "std")]
