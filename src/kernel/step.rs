@@ -67,8 +67,9 @@ impl<K: KeyStep, V: ValueStep> Kernel for &mut Step<'_, '_, '_, K, V> {
     /// At most `S::ROWS`, `K::ROWS` and `V::ROWS` rows.
     #[inline(always)]
     fn call<S: Simd>(self, s: S) {
-        // Of the two, the one with fewer rows knows how many there can be.
-        if V::ROWS < K::ROWS {
+        // Of the two, the one with fewer rows knows how many there can be. As a constant, so that
+        // the other one's functions are not compiled.
+        if const { V::ROWS < K::ROWS } {
             V::run_rows(s, self.heads.len(), self);
         } else {
             K::run_rows(s, self.heads.len(), self);
