@@ -12,5 +12,5 @@ const MOST_OPS: usize = 200;
 fuzz_target!(|bytes: &[u8]| {
     let mut ops = Op::decode_all(bytes);
     ops.truncate(MOST_OPS);
-    Model::run(&ops);
+    Model::<f32>::run(&ops);
 });
