@@ -35,11 +35,6 @@ pub enum Error {
     Kv(String),
     /// The text could not be written.
     Output(String),
-    /// A request's thread panicked. Its blocks went back while it unwound.
-    Panicked {
-        /// Which request.
-        request: usize,
-    },
 }
 
 impl fmt::Display for Error {
@@ -57,9 +52,6 @@ impl fmt::Display for Error {
             Error::Tensor(inner) => write!(f, "a product was refused: {inner}"),
             Error::Kv(inner) => write!(f, "the KV memory refused: {inner}"),
             Error::Output(why) => write!(f, "the text could not be written: {why}"),
-            Error::Panicked { request } => {
-                write!(f, "request {request} panicked; its blocks were given back")
-            }
         }
     }
 }

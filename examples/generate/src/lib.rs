@@ -14,11 +14,12 @@
 //! sample     logits to a token
 //! gguf       the file
 //! tokenizer  text to tokens and back
-//! model      tokens to logits; knows a trait `Memory`, no blocks
-//! pool       the shared store, and who may start
+//! model      tokens of many requests to logits; knows a trait `Memory`, no blocks
+//! pool       the shared store, and how blocks are taken from it
 //! memory     one request's keys and values in it
+//! step       a step of many requests, their attention by one plan
 //! plan       who needs how many blocks: numbers, nothing taken
-//! serve      requests on threads, told as events
+//! serve      who runs and who waits, told as events
 //! report     events as text
 //! ```
 
@@ -32,4 +33,5 @@ pub mod pool;
 pub mod report;
 pub mod sample;
 pub mod serve;
+pub mod step;
 pub mod tokenizer;

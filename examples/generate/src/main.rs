@@ -10,6 +10,7 @@ use generate::options::{self, Command, HELP, Options};
 use generate::plan::Plan;
 use generate::report::{self, Report};
 use generate::serve;
+use generate::step::Steps;
 use generate::tokenizer::Vocabulary;
 use paged_kv::Level;
 
@@ -55,17 +56,20 @@ fn run(options: &Options) -> Result<(), Error> {
     say(
         &mut progress,
         format_args!(
-            "{} layers, {} query heads over {} KV heads of {}; attention by {}; threads: {threads}",
+            "{} layers, {} query heads over {} KV heads of {}; attention by {} over {}; \
+             threads: {threads}",
             sizes.layers,
             sizes.n_heads,
             sizes.n_kv_heads,
             sizes.head_dim,
-            level.name()
+            level.name(),
+            options.kv_type.name()
         ),
     );
     let mut report = Report::new(&vocabulary, options.requests, io::stdout(), &mut progress);
     let mut told = Ok(());
-    let outcome = serve::run(&model, &plan, options, level, vocabulary.end(), &mut |event| {
+    let steps = Steps::new(level, threads);
+    let outcome = serve::run(&model, &plan, options, steps, vocabulary.end(), &mut |event| {
         if told.is_ok() {
             told = report.event(event);
         }
@@ -95,7 +99,8 @@ fn level(options: &Options) -> Result<Level, Error> {
         return Ok(Level::detect());
     };
     Level::from_name(name).ok_or_else(|| {
-        let names: Vec<_> = Level::available().map(|level| level.name()).collect();
+        let inexact = [Level::avx512_bf16(), Level::avx512_vnni()].into_iter().flatten();
+        let names: Vec<_> = Level::available().chain(inexact).map(Level::name).collect();
         Error::Usage(format!("--level {name} is not to be had here; {} are", names.join(", ")))
     })
 }

@@ -1,40 +1,28 @@
-//! One request's keys and values: pages of the shared store, attended by this crate.
+//! One request's keys and values: pages of the shared store.
 //!
 //! ```text
 //! groups        | prefix, held with others | own, alone |
 //! table, layer  | b3 b8                    | b1 b0 b5   |     one for each layer
 //!                 full, never written        written as the request goes on
 //! ```
-//!
-//! A layer's write guard is held for the append alone; attention then reads under a read guard
-//! together with every other request. Nothing can break in between: the blocks that a request
-//! writes are its own.
 
-use paged_kv::attention::{
-    AttentionOptions, attention_scratch_len, causal_gqa_attention_paged_into,
-};
 use paged_kv::cache::{PagedKvCache, SharedPagedKv, SharedSequence};
-use paged_kv::{BlockId, GqaShape, KvShape, Level};
+use paged_kv::{BlockId, Element};
 
 use crate::error::Error;
-use crate::model::{Memory, Rows};
 use crate::pool::{Pages, Pool};
 
 /// A request's memory. Dropping it, also while a panic unwinds, gives every block back.
 #[derive(Debug)]
-pub struct PagedMemory<'p> {
-    // Dropped in this order. A block is free when tables and groups have both let go of it, and
-    // it is the drop of the pages that wakes those who wait for blocks.
-    sequence: SharedSequence<&'p SharedPagedKv>,
-    own: Pages<'p>,
-    _prefix: Option<Pages<'p>>,
-    shared: &'p SharedPagedKv,
-    shape: GqaShape,
-    level: Level,
-    scratch: Vec<f32>,
+pub struct PagedMemory<'p, E: Element> {
+    // A block is free when tables and groups have both let go of it.
+    sequence: SharedSequence<&'p SharedPagedKv<E>, E>,
+    own: Pages<'p, E>,
+    _prefix: Option<Pages<'p, E>>,
+    pool: &'p Pool<E>,
 }
 
-impl<'p> PagedMemory<'p> {
+impl<'p, E: Element> PagedMemory<'p, E> {
     /// A memory that begins with the pages of a prefix, all of them full, and goes on in pages of
     /// its own.
     ///
@@ -42,19 +30,14 @@ impl<'p> PagedMemory<'p> {
     ///
     /// [`Error::Kv`] where the store refuses, which it does for a handle that has expired.
     pub fn new(
-        pool: &'p Pool,
-        prefix: Option<Pages<'p>>,
-        own: Pages<'p>,
-        level: Level,
+        pool: &'p Pool<E>,
+        prefix: Option<Pages<'p, E>>,
+        own: Pages<'p, E>,
     ) -> Result<Self, Error> {
-        let sizes = pool.sizes();
-        let shape = KvShape::square(pool.block_size(), sizes.n_kv_heads, sizes.head_dim)
-            .and_then(|kv| GqaShape::new(kv, sizes.n_heads))
-            .map_err(refused)?;
         let shared = pool.shared();
         let full = prefix.as_ref().map_or(&[][..], Pages::groups);
         let mut sequence = SharedSequence::new(shared);
-        for layer in 0..sizes.layers {
+        for layer in 0..shared.layer_count() {
             let table: Vec<BlockId> = full
                 .iter()
                 .chain(own.groups())
@@ -64,52 +47,41 @@ impl<'p> PagedMemory<'p> {
             sequence
                 .cache_mut(layer)
                 .adopt(&mut shared.write(layer), &table, full.len() * pool.block_size())
-                .map_err(refused)?;
+                .map_err(|error| Error::Kv(error.to_string()))?;
         }
-        let scratch = Vec::new();
-        Ok(PagedMemory { sequence, own, _prefix: prefix, shared, shape, level, scratch })
+        Ok(PagedMemory { sequence, own, _prefix: prefix, pool })
     }
 
     /// Gives up the sequence and keeps the pages of its own, for others to adopt.
     ///
     /// A block is written only while its group has one holder, so this comes before anybody
     /// shares them.
-    pub fn into_pages(self) -> Pages<'p> {
+    pub fn into_pages(self) -> Pages<'p, E> {
         self.own
+    }
+
+    /// The sequence in one layer, to be appended to.
+    pub fn cache_mut(&mut self, layer: usize) -> &mut PagedKvCache {
+        self.sequence.cache_mut(layer)
     }
 
     /// The sequence in one layer.
     pub fn cache(&self, layer: usize) -> &PagedKvCache {
         self.sequence.cache(layer)
     }
-}
 
-impl Memory for PagedMemory<'_> {
-    /// The length in the last layer: between two forward steps all layers are equally long.
-    fn len(&self) -> usize {
-        self.sequence.cache(self.shared.layer_count() - 1).seq_len()
+    /// The pool that its pages are from.
+    pub fn pool(&self) -> &'p Pool<E> {
+        self.pool
     }
 
-    fn attend(&mut self, layer: usize, rows: Rows<'_>, out: &mut [f32]) -> Result<(), Error> {
-        let need = attention_scratch_len(&self.shape, rows.count);
-        if self.scratch.len() < need {
-            self.scratch.resize(need, 0.0);
-        }
-        // The guard lives to the end of this statement.
-        self.sequence
-            .cache_mut(layer)
-            .try_append(&mut self.shared.write(layer), rows.k, rows.v, rows.count)
-            .map_err(refused)?;
-        let options = AttentionOptions::new().level(self.level);
-        let store = self.shared.read(layer);
-        let n_heads = self.shape.n_heads();
-        let cache = self.sequence.cache(layer);
-        let scratch = &mut self.scratch;
-        causal_gqa_attention_paged_into(rows.q, &store, cache, n_heads, &options, out, scratch)
-            .map_err(refused)
+    /// Positions held. The length in the last layer: between two steps all layers are equally long.
+    pub fn len(&self) -> usize {
+        self.sequence.cache(self.pool.shared().layer_count() - 1).seq_len()
     }
-}
 
-fn refused(error: impl std::error::Error) -> Error {
-    Error::Kv(error.to_string())
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }

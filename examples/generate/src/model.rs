@@ -1,6 +1,8 @@
-//! The model: weights out of the file, and one forward function for any number of tokens.
+//! The model: weights out of the file, and one step for any number of requests and tokens.
 //!
-//! It knows nothing of blocks: keys and values go to a [`Memory`], which answers with attention.
+//! It knows nothing of blocks: keys and values go to a [`Memory`], which answers with attention,
+//! one call a layer for all requests of the step. The products are each request's own, see below;
+//! different requests' are done at the same time on the model's threads.
 //! Products are candle's, in f32, on weights dequantised once when the file is loaded (candle's
 //! own Q4_1 product is scalar and took 265 ms a token on the model this was written with).
 //!
@@ -9,13 +11,16 @@
 //! Tokens of a request must not depend on who prefilled its prompt, and a product of one row and
 //! a product of sixty-four run through different kernels, which round differently (measured: 880
 //! of the 960 numbers of the first product, by their last bits; from five rows on all agree, which
-//! nobody has promised; the number of threads never mattered). So a prompt is cut at absolute positions, every [`CHUNK`], and an adopted prefix always ends at such a cut: a
-//! position then meets the same number of rows in every product whether its neighbours were
-//! prefilled by its own request or by another. New tokens go one by one. The alternative, a product
-//! whose rows do not know of each other, would be our own and slower than candle's.
+//! nobody has promised; the number of threads never mattered). So a prompt is cut at absolute
+//! positions, every [`CHUNK`], and an adopted prefix always ends at such a cut: a position then
+//! meets the same number of rows in every product whether its neighbours were prefilled by its own
+//! request or by another. New tokens go one by one, and the rows of two requests never meet in a
+//! product. A product whose rows do not know of each other would allow more, and be our own and
+//! slower than candle's. Attention has no such trouble: there, all rows go together.
 
 use candle_core::{Device, Tensor};
 use rayon::ThreadPool;
+use rayon::prelude::*;
 
 use crate::error::Error;
 use crate::gguf::Gguf;
@@ -24,20 +29,9 @@ use crate::gguf::Gguf;
 /// groups end where chunks end.
 pub const CHUNK: usize = 64;
 
-/// Keys and values of one request, and attention over them.
+/// Keys and values of the requests of a step, and attention over them.
 pub trait Memory {
-    /// Positions held.
-    fn len(&self) -> usize;
-
-    /// Whether nothing is held.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Appends rows to a layer and attends with the queries of the same positions.
-    ///
-    /// `k` and `v` are `[rows, n_kv_heads, head_dim]`, `q` and `out` are `[rows, n_heads,
-    /// head_dim]`.
+    /// Appends each request's rows to a layer and attends with the queries of the same positions.
     ///
     /// # Errors
     ///
@@ -45,17 +39,37 @@ pub trait Memory {
     fn attend(&mut self, layer: usize, rows: Rows<'_>, out: &mut [f32]) -> Result<(), Error>;
 }
 
-/// What one layer hands to attention, row by row.
+/// What one layer hands to attention, row by row, those of one request after those of another.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
-    /// How many.
-    pub count: usize,
-    /// Queries.
+    /// Queries, `[rows, n_heads, head_dim]`; so is the output.
     pub q: &'a [f32],
-    /// Keys.
+    /// Keys, `[rows, n_kv_heads, head_dim]`.
     pub k: &'a [f32],
-    /// Values.
+    /// Values, `[rows, n_kv_heads, head_dim]`.
     pub v: &'a [f32],
+}
+
+/// What one request feeds in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Feed<'a> {
+    /// At least one token.
+    pub tokens: &'a [u32],
+    /// The position of the first.
+    pub start: usize,
+    /// Which logits are asked for.
+    pub logits: Logits,
+}
+
+/// The rows of a feed whose logits are asked for. The head is the largest matrix of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// None: a piece of a prompt that goes on.
+    None,
+    /// The last one's, to pick a token.
+    Last,
+    /// Every one's, to judge a text.
+    All,
 }
 
 /// The sizes of a model.
@@ -210,64 +224,69 @@ impl Model {
         &self.sizes
     }
 
-    /// Feeds tokens in chunks that end at multiples of [`CHUNK`], and gives the logits after the
-    /// last one. `progress` is told the positions held after each chunk.
+    /// Feeds the tokens of some requests and gives, for each, the logits that it asked for, row
+    /// after row.
     ///
     /// # Errors
     ///
-    /// As [`Model::forward`].
-    pub fn prefill(
+    /// As [`Model::check`], for any of them; whatever the memory refuses.
+    pub fn step(
         &self,
-        tokens: &[u32],
+        feeds: &[Feed<'_>],
         memory: &mut dyn Memory,
-        mut progress: impl FnMut(usize),
-    ) -> Result<Vec<f32>, Error> {
-        let mut left = tokens;
-        loop {
-            let room = CHUNK - memory.len() % CHUNK;
-            let (chunk, rest) = left.split_at(room.min(left.len()));
-            let rows = self.hidden(chunk, memory)?;
-            progress(memory.len());
-            if rest.is_empty() {
-                return self.logits(&rows);
-            }
-            left = rest;
+    ) -> Result<Vec<Vec<f32>>, Error> {
+        let Sizes { width, head_dim, n_heads, epsilon, .. } = self.sizes;
+        for feed in feeds {
+            self.check(feed.tokens, feed.start)?;
         }
+        let embed = |feed: &Feed<'_>| -> Result<_, Error> {
+            let ids = Tensor::new(feed.tokens, &Device::Cpu)?;
+            let x = self.embedding.index_select(&ids, 0)?.flatten_all()?.to_vec1::<f32>()?;
+            Ok((x, Angles::new(&self.sizes, feed.start, feed.tokens.len())))
+        };
+        let (mut xs, angles): (Vec<_>, Vec<_>) =
+            feeds.iter().map(embed).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        let rows: usize = feeds.iter().map(|feed| feed.tokens.len()).sum();
+        let q_row = n_heads * head_dim;
+        let (mut q, mut k, mut v) = (Vec::new(), Vec::new(), Vec::new());
+        let mut out = vec![0.0; rows * q_row];
+        for (index, layer) in self.layers.iter().enumerate() {
+            let product = |(x, angles): (&Vec<f32>, &Angles)| {
+                let normed = normed(x, &layer.attention_norm, epsilon);
+                Ok(self.split(&layer.qkv.times(&normed, width)?, angles))
+            };
+            let products: Vec<_> = self.pool.install(|| {
+                xs.par_iter().zip(&angles).map(product).collect::<Result<_, Error>>()
+            })?;
+            (q.clear(), k.clear(), v.clear());
+            for product in products {
+                (q.extend(product.0), k.extend(product.1), v.extend(product.2));
+            }
+            memory.attend(index, Rows { q: &q, k: &k, v: &v }, &mut out)?;
+            let mut left = &out[..];
+            let mut heads = Vec::with_capacity(feeds.len());
+            for feed in feeds {
+                let (own, rest) = left.split_at(feed.tokens.len() * q_row);
+                heads.push(own);
+                left = rest;
+            }
+            self.pool.install(|| {
+                let pairs = xs.par_iter_mut().zip(heads);
+                pairs.try_for_each(|(x, heads)| layer.after_attention(x, heads, &self.sizes))
+            })?;
+        }
+        self.pool.install(|| {
+            let pairs = xs.par_iter().zip(feeds);
+            pairs.map(|(x, feed)| self.logits(x, feed.logits)).collect()
+        })
     }
 
-    /// Feeds tokens as one chunk and gives the logits after the last one.
+    /// Whether tokens can be fed from a position on.
     ///
     /// # Errors
     ///
-    /// [`Error::Prompt`] for no token, one beyond the vocabulary or a position beyond the context;
-    /// whatever the memory refuses.
-    pub fn forward(&self, tokens: &[u32], memory: &mut dyn Memory) -> Result<Vec<f32>, Error> {
-        let rows = self.hidden(tokens, memory)?;
-        self.logits(&rows)
-    }
-
-    /// The rows that come out of the last layer.
-    fn hidden(&self, tokens: &[u32], memory: &mut dyn Memory) -> Result<Vec<f32>, Error> {
-        let Sizes { width, head_dim, n_heads, .. } = self.sizes;
-        let start = memory.len();
-        self.check(tokens, start)?;
-        let angles = Angles::new(&self.sizes, start, tokens.len());
-        let ids = Tensor::new(tokens, &Device::Cpu)?;
-        let mut x = self.embedding.index_select(&ids, 0)?.flatten_all()?.to_vec1::<f32>()?;
-        let mut out = vec![0.0; tokens.len() * n_heads * head_dim];
-        for (index, layer) in self.layers.iter().enumerate() {
-            let (q, k, v) = self.pool.install(|| -> Result<_, Error> {
-                let normed = normed(&x, &layer.attention_norm, self.sizes.epsilon);
-                let qkv = layer.qkv.times(&normed, width)?;
-                Ok(self.split(&qkv, &angles))
-            })?;
-            memory.attend(index, Rows { count: tokens.len(), q: &q, k: &k, v: &v }, &mut out)?;
-            self.pool.install(|| layer.after_attention(&mut x, &out, &self.sizes))?;
-        }
-        Ok(x)
-    }
-
-    fn check(&self, tokens: &[u32], start: usize) -> Result<(), Error> {
+    /// [`Error::Prompt`] for no token, one beyond the vocabulary or a position beyond the context.
+    pub fn check(&self, tokens: &[u32], start: usize) -> Result<(), Error> {
         let Sizes { vocabulary, context, .. } = self.sizes;
         if tokens.is_empty() {
             return Err(Error::Prompt("there is no token to feed".into()));
@@ -296,11 +315,15 @@ impl Model {
         (q, k, v)
     }
 
-    /// The logits of the last row.
-    fn logits(&self, rows: &[f32]) -> Result<Vec<f32>, Error> {
+    /// The logits of some of these rows.
+    fn logits(&self, rows: &[f32], which: Logits) -> Result<Vec<f32>, Error> {
         let width = self.sizes.width;
-        let last = normed(&rows[rows.len() - width..], &self.norm, self.sizes.epsilon);
-        self.pool.install(|| self.head.times(&last, width))
+        let from = match which {
+            Logits::None => return Ok(Vec::new()),
+            Logits::Last => rows.len() - width,
+            Logits::All => 0,
+        };
+        self.head.times(&normed(&rows[from..], &self.norm, self.sizes.epsilon), width)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use paged_kv::{Element, Int4, Int8, bf16, f16};
+
 use crate::error::Error;
 
 /// What `--help` prints.
@@ -19,10 +21,15 @@ Generates text from a Llama GGUF, all keys and values in a SharedPagedKv, all at
   --no-share         every request prefills its whole prompt itself
   --temperature T    0 takes the likeliest token                            [0]
   --seed N           of the first request; the next ones count up           [0]
-  --threads N        threads for the matrix products             [all there are]
-  --level NAME       instruction set of the attention       [the best there is]
+  --kv-type NAME     keys and values as f32, f16, bf16, int8 or int4      [f32]
+  --threads N        threads, for products and for attention     [all there are]
+  --level NAME       instruction set of the attention; avx512-bf16 and
+                     avx512-vnni are not exact     [the best of those that are]
   --quiet            no progress on stderr
 ";
+
+/// More threads than any machine will make use of, and fewer than make systems refuse.
+const MOST_THREADS: usize = 1024;
 
 /// What to run.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,12 +52,46 @@ pub struct Options {
     pub temperature: f32,
     /// Seed of the first request.
     pub seed: u64,
-    /// Threads for the products; all there are if `None`.
+    /// What keys and values are stored as.
+    pub kv_type: KvType,
+    /// Threads, for products and for attention; all there are if `None`.
     pub threads: Option<usize>,
     /// Name of the instruction set, the best if `None`.
     pub level: Option<String>,
     /// No progress.
     pub quiet: bool,
+}
+
+/// What keys and values are stored as: a stored type of paged-kv by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvType {
+    /// `f32`
+    F32,
+    /// [`f16`](paged_kv::f16)
+    F16,
+    /// [`bf16`](paged_kv::bf16)
+    Bf16,
+    /// [`Int8`](paged_kv::Int8)
+    Int8,
+    /// [`Int4`](paged_kv::Int4)
+    Int4,
+}
+
+impl KvType {
+    /// All of them.
+    pub const ALL: [KvType; 5] =
+        [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8, KvType::Int4];
+
+    /// The name on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => f32::NAME,
+            KvType::F16 => f16::NAME,
+            KvType::Bf16 => bf16::NAME,
+            KvType::Int8 => Int8::NAME,
+            KvType::Int4 => Int4::NAME,
+        }
+    }
 }
 
 /// What the command line asked for.
@@ -75,6 +116,7 @@ impl Options {
             share: true,
             temperature: 0.0,
             seed: 0,
+            kv_type: KvType::F32,
             threads: None,
             level: None,
             quiet: false,
@@ -134,7 +176,21 @@ fn set(
         "--requests" => options.requests = at_least_one(name, &value()?)?,
         "--pool-blocks" => options.pool_blocks = Some(at_least_one(name, &value()?)?),
         "--block-size" => options.block_size = at_least_one(name, &value()?)?,
-        "--threads" => options.threads = Some(at_least_one(name, &value()?)?),
+        "--threads" => {
+            let threads = at_least_one(name, &value()?)?;
+            if threads > MOST_THREADS {
+                return Err(Error::Usage(format!("{name} must be at most {MOST_THREADS}")));
+            }
+            options.threads = Some(threads);
+        }
+        "--kv-type" => {
+            let text = value()?;
+            let named = KvType::ALL.into_iter().find(|it| it.name() == text);
+            options.kv_type = named.ok_or_else(|| {
+                let names = KvType::ALL.map(KvType::name).join(", ");
+                Error::Usage(format!("{name} {text} is not known; {names} are"))
+            })?;
+        }
         "--seed" => options.seed = number(name, &value()?)?,
         "--level" => options.level = Some(value()?),
         "--temperature" => {
@@ -178,7 +234,7 @@ mod tests {
     #[test]
     fn prompts_add_up_and_the_rest_is_set() {
         let line = "--model m --prompt a --prompt b --requests 8 --pool-blocks 9 --block-size 16 \
-                    --temperature 0.5 --threads 2 --level avx2 --no-share --quiet";
+                    --temperature 0.5 --threads 2 --level avx2 --kv-type int8 --no-share --quiet";
         let Ok(Command::Run(options)) = parsed(&line.split(' ').collect::<Vec<_>>()) else {
             panic!("a good line must parse");
         };
@@ -186,6 +242,7 @@ mod tests {
         assert_eq!((options.requests, options.pool_blocks, options.block_size), (8, Some(9), 16));
         assert_eq!((options.temperature, options.threads), (0.5, Some(2)));
         assert_eq!(options.level.as_deref(), Some("avx2"));
+        assert_eq!(options.kv_type, KvType::Int8);
         assert!(!options.share && options.quiet);
     }
 
@@ -199,6 +256,8 @@ mod tests {
             (&["--model", "m", "--prompt", "a", "--n", "x"], "--n needs a number"),
             (&["--model", "m", "--prompt", "a", "--temperature", "-1"], "--temperature"),
             (&["--model", "m", "--prompt", "a", "--temperature", "NaN"], "--temperature"),
+            (&["--model", "m", "--prompt", "a", "--threads", "9999"], "at most 1024"),
+            (&["--model", "m", "--prompt", "a", "--kv-type", "f8"], "f16, bf16, int8, int4 are"),
             (&["--model", "m", "--prompt", "a", "--fast"], "--fast"),
             (&["--model", "m", "--prompt", "a", "b"], "unknown option b"),
         ] {

@@ -1,114 +1,89 @@
-//! The store that all requests share, and who may start.
+//! The store that all requests share, and how blocks are taken from it.
 //!
 //! A request gets every block it can ever need before it starts, as page groups: one block in each
 //! layer, all layers or none. Asking for blocks while running would let two requests, each half
-//! done, wait for the other's half; with everything in hand a request that has started ends.
-//!
-//! Whoever does not fit waits in line. The line is in order of arrival: if a small request could
-//! slip past, a large one might wait for ever.
+//! done, wait for the other's half; with everything in hand a request that has started ends, and no
+//! step can fail for want of a block.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::cell::Cell;
 
 use paged_kv::cache::{PageGroup, SharedPagedKv};
+use paged_kv::{Element, GqaShape, KvShape};
 
 use crate::error::Error;
 use crate::model::Sizes;
 
-/// The shared store with its line of waiting requests.
+/// The shared store, with a note of what was taken from it.
 #[derive(Debug)]
-pub struct Pool {
-    shared: SharedPagedKv,
-    sizes: Sizes,
-    block_size: usize,
+pub struct Pool<E: Element> {
+    shared: SharedPagedKv<E>,
+    shape: GqaShape,
     blocks: usize,
-    line: Mutex<Line>,
-    moved: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Line {
-    next_ticket: u64,
-    now_serving: u64,
-    peak: usize,
-    handed_out: usize,
+    peak: Cell<usize>,
+    handed_out: Cell<usize>,
 }
 
 /// Some page groups, one holder each, given up when dropped.
 #[derive(Debug)]
-pub struct Pages<'p> {
-    pool: &'p Pool,
+pub struct Pages<'p, E: Element> {
+    pool: &'p Pool<E>,
     groups: Vec<PageGroup>,
 }
 
-impl Pool {
+impl<E: Element> Pool<E> {
     /// A store of `blocks` blocks in each layer of a model.
     ///
     /// # Errors
     ///
-    /// [`Error::Kv`] where no memory can have that size.
+    /// [`Error::Kv`] where no memory can have that size, or no page that shape.
     pub fn new(sizes: &Sizes, block_size: usize, blocks: usize) -> Result<Self, Error> {
-        let Sizes { layers, n_kv_heads, head_dim, .. } = *sizes;
-        let shared = SharedPagedKv::try_new(layers, block_size, blocks, n_kv_heads, head_dim)
-            .map_err(|error| {
-                Error::Kv(format!("{blocks} blocks of {block_size} positions: {error}"))
-            })?;
-        let line = Mutex::new(Line::default());
-        Ok(Pool { shared, sizes: *sizes, block_size, blocks, line, moved: Condvar::new() })
+        let open = || {
+            let kv = KvShape::square(block_size, sizes.n_kv_heads, sizes.head_dim)?;
+            let shared = SharedPagedKv::with_shape(sizes.layers, kv, blocks)?;
+            Ok((shared, GqaShape::new(kv, sizes.n_heads)?))
+        };
+        let (shared, shape) = open().map_err(|error: paged_kv::ShapeError| {
+            Error::Kv(format!("{blocks} blocks of {block_size} positions of {}: {error}", E::NAME))
+        })?;
+        Ok(Pool { shared, shape, blocks, peak: Cell::new(0), handed_out: Cell::new(0) })
     }
 
-    /// Takes `count` groups, all or none, after everybody who asked before. `waiting` is called
-    /// with the number of free groups, once, if there is reason to wait.
+    /// Takes `count` groups, all or none: `None` where they are not free.
     ///
     /// # Errors
     ///
-    /// [`Error::NeverFits`], at once, for more groups than the pool has. A caller that holds
-    /// groups while asking for others waits for itself, if the two together do not fit.
-    pub fn acquire(&self, count: usize, waiting: impl FnOnce(usize)) -> Result<Pages<'_>, Error> {
+    /// [`Error::NeverFits`] for more groups than the pool has.
+    pub fn acquire(&self, count: usize) -> Result<Option<Pages<'_, E>>, Error> {
         if count > self.blocks {
-            let positions = count.saturating_mul(self.block_size);
+            let positions = count.saturating_mul(self.block_size());
             return Err(Error::NeverFits { positions, need: count, have: self.blocks });
-        }
-        let mut line = self.line();
-        let ticket = line.next_ticket;
-        line.next_ticket += 1;
-        let mut waiting = Some(waiting);
-        loop {
-            // Nobody else takes while the line is locked, so what is free now stays free.
-            let free = self.shared.free_groups();
-            if line.now_serving == ticket && free >= count {
-                break;
-            }
-            if let Some(waiting) = waiting.take() {
-                waiting(free);
-            }
-            line = self.moved.wait(line).unwrap_or_else(PoisonError::into_inner);
         }
         let mut pages = Pages { pool: self, groups: Vec::with_capacity(count) };
         while pages.groups.len() < count {
-            let group = self.shared.acquire_group();
-            pages.groups.push(group.expect("free groups were counted and nobody else takes"));
+            match self.shared.acquire_group() {
+                Some(group) => pages.groups.push(group),
+                // Those that were had go back with `pages`.
+                None => return Ok(None),
+            }
         }
-        line.now_serving += 1;
-        line.handed_out += count;
-        line.peak = line.peak.max(self.blocks - self.shared.free_groups());
-        drop(line);
-        self.moved.notify_all();
-        Ok(pages)
+        self.handed_out.set(self.handed_out.get() + count);
+        self.peak.set(self.peak.get().max(self.blocks - self.shared.free_groups()));
+        Ok(Some(pages))
     }
 
     /// The store.
-    pub fn shared(&self) -> &SharedPagedKv {
+    pub fn shared(&self) -> &SharedPagedKv<E> {
         &self.shared
     }
 
-    /// The model's sizes.
-    pub fn sizes(&self) -> &Sizes {
-        &self.sizes
+    /// The shape of its pages, and the query heads that ask of them.
+    pub fn shape(&self) -> GqaShape {
+        self.shape
     }
 
     /// Positions in one block.
     pub fn block_size(&self) -> usize {
-        self.block_size
+        self.shape.kv().block_size()
     }
 
     /// Blocks in each layer.
@@ -116,24 +91,25 @@ impl Pool {
         self.blocks
     }
 
+    /// Bytes that a position takes, over all layers, scales and padding included.
+    pub fn bytes_per_token(&self) -> usize {
+        let layers = 0..self.shared.layer_count();
+        let bytes: usize = layers.map(|layer| self.shared.read(layer).bytes_per_block()).sum();
+        bytes.div_ceil(self.block_size())
+    }
+
     /// The most blocks that were held at once, in each layer.
     pub fn peak(&self) -> usize {
-        self.line().peak
+        self.peak.get()
     }
 
     /// Blocks handed out since the start, in each layer.
     pub fn handed_out(&self) -> usize {
-        self.line().handed_out
-    }
-
-    fn line(&self) -> MutexGuard<'_, Line> {
-        // Nothing under this lock leaves a line half changed, so a panic elsewhere is no reason
-        // to stop serving.
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handed_out.get()
     }
 }
 
-impl Pages<'_> {
+impl<E: Element> Pages<'_, E> {
     /// The groups, in order of positions.
     pub fn groups(&self) -> &[PageGroup] {
         &self.groups
@@ -150,25 +126,20 @@ impl Pages<'_> {
     }
 }
 
-impl Drop for Pages<'_> {
+impl<E: Element> Drop for Pages<'_, E> {
     fn drop(&mut self) {
         for group in self.groups.drain(..) {
             self.pool.shared.release_group(group);
         }
-        // Under the lock: a request that has just found too little free is already listening.
-        let line = self.pool.line();
-        self.pool.moved.notify_all();
-        drop(line);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc;
-    use std::thread;
+    use paged_kv::Int8;
 
-    fn pool(blocks: usize) -> Pool {
+    fn pool<E: Element>(blocks: usize) -> Pool<E> {
         let sizes = Sizes {
             layers: 2,
             width: 8,
@@ -186,8 +157,8 @@ mod tests {
 
     #[test]
     fn what_is_dropped_comes_back() {
-        let pool = pool(5);
-        let pages = pool.acquire(3, |_| ()).unwrap();
+        let pool = pool::<f32>(5);
+        let pages = pool.acquire(3).unwrap().unwrap();
         let again = pages.share();
         drop(pages);
         assert_eq!(pool.shared().free_groups(), 2);
@@ -197,32 +168,24 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_pool_is_refused_at_once() {
-        let pool = pool(5);
-        let error = pool.acquire(6, |_| panic!("there is nothing to wait for")).unwrap_err();
-        assert!(matches!(error, Error::NeverFits { need: 6, have: 5, .. }), "{error}");
-        // The line has not been left standing.
-        assert_eq!(pool.acquire(5, |_| ()).unwrap().groups().len(), 5);
+    fn all_or_none() {
+        let pool = pool::<Int8>(5);
+        let held = pool.acquire(3).unwrap().unwrap();
+        assert!(pool.acquire(3).unwrap().is_none());
+        assert_eq!((pool.shared().free_groups(), pool.handed_out()), (2, 3));
+        drop(held);
+        assert_eq!(pool.acquire(5).unwrap().unwrap().groups().len(), 5);
     }
 
     #[test]
-    fn a_small_request_does_not_pass_a_large_one() {
-        let pool = pool(4);
-        let first = pool.acquire(3, |_| ()).unwrap();
-        let (tell, order) = mpsc::channel();
-        let (asked, queued) = mpsc::channel();
-        thread::scope(|scope| {
-            for count in [4, 1] {
-                let (tell, asked, pool) = (tell.clone(), asked.clone(), &pool);
-                scope.spawn(move || {
-                    let _pages = pool.acquire(count, |_| asked.send(()).unwrap()).unwrap();
-                    tell.send(count).unwrap();
-                });
-                queued.recv().unwrap();
-            }
-            drop(first);
-        });
-        assert_eq!(order.try_iter().collect::<Vec<_>>(), [4, 1]);
-        assert_eq!(pool.shared().free_groups(), 4);
+    fn more_than_the_pool_is_refused_at_once() {
+        let error = pool::<f32>(5).acquire(6).unwrap_err();
+        assert!(matches!(error, Error::NeverFits { need: 6, have: 5, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_token_takes_what_its_numbers_take() {
+        // Two layers, keys and values of 4 numbers.
+        assert_eq!(pool::<f32>(1).bytes_per_token(), 2 * 2 * 4 * 4);
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::serve::{Event, Outcome};
+use crate::step::Spent;
 use crate::tokenizer::{TextStream, Vocabulary};
 
 /// Least time between two lines of progress.
@@ -136,9 +137,12 @@ pub fn figures(plan: &Plan, outcome: &Outcome) -> String {
     let mut lines = format!(
         "{tokens} tokens in {:.2} s, {:.1} tokens per second",
         outcome.generating.as_secs_f64(),
-        tokens as f64 / outcome.generating.as_secs_f64().max(1e-9)
+        per_second(tokens, outcome.generating)
     );
     lines += &format!("; {:.2} s in all\n", outcome.elapsed.as_secs_f64());
+    lines += &spent("prompts", &outcome.prompt);
+    lines += &spent("new tokens alone", &outcome.decode);
+    lines += &format!("keys and values: {} bytes per token\n", outcome.bytes_per_token);
     lines += &format!(
         "blocks in each layer: {} used, of them {} shared by {}; peak {} of {}; {} free at the end\n",
         outcome.handed_out,
@@ -149,6 +153,24 @@ pub fn figures(plan: &Plan, outcome: &Outcome) -> String {
         outcome.free
     );
     lines
+}
+
+fn spent(what: &str, spent: &Spent) -> String {
+    let Spent { steps, rows, whole, attention } = *spent;
+    if steps == 0 {
+        return String::new();
+    }
+    let share = 100.0 * attention.as_secs_f64() / whole.as_secs_f64().max(1e-9);
+    let rate = per_second(rows, whole);
+    format!(
+        "steps of {what}: {steps} of {rows} positions in {:.2} s, {rate:.1} per second; \
+         {share:.1} % in attention\n",
+        whole.as_secs_f64()
+    )
+}
+
+fn per_second(many: usize, time: Duration) -> f64 {
+    many as f64 / time.as_secs_f64().max(1e-9)
 }
 
 fn write(to: &mut impl Write, what: std::fmt::Arguments<'_>) -> Result<(), Error> {

@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 
 use candle_core::quantized::gguf_file::Value;
 use common::tiny::{self, Tiny};
+use paged_kv::Level;
 
 fn generate(model: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_generate"));
@@ -151,6 +152,7 @@ fn mistakes_on_the_line_are_code_2() {
     fails(&generate(&model, &[]), 2, "--prompt is missing");
     fails(&generate(&model, &["--prompt", "the", "--level", "abacus"]), 2, "scalar");
     fails(&generate(&model, &["--prompt", "the", "--n", "many"]), 2, "--n needs a number");
+    fails(&generate(&model, &["--prompt", "the", "--kv-type", "f8"]), 2, "int8");
     let help = generate(&model, &["--help"]);
     assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--model"));
 }
@@ -158,10 +160,36 @@ fn mistakes_on_the_line_are_code_2() {
 #[test]
 fn every_level_can_be_asked_for() {
     let model = Tiny::new().file("levels.gguf");
-    for level in paged_kv::Level::available() {
-        let output = generate(&model, &["--prompt", "the", "--n", "4", "--level", level.name()]);
+    let inexact = [Level::avx512_bf16(), Level::avx512_vnni()].into_iter().flatten();
+    for level in Level::available().chain(inexact) {
+        for kv_type in ["f32", "bf16", "int8"] {
+            let args = ["--prompt", "the", "--n", "4", "--level", level.name()];
+            let output = generate(&model, &[&args[..], &["--kv-type", kv_type]].concat());
+            let progress = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{progress}");
+            let words = format!("attention by {} over {kv_type}", level.name());
+            assert!(progress.contains(&words), "{progress}");
+        }
+    }
+}
+
+#[test]
+fn every_type_can_be_asked_for_and_says_what_it_takes() {
+    let model = Tiny::new().file("types-line.gguf");
+    // Two layers, keys and values of 2 heads of 8: 64 numbers a token.
+    for (kv_type, bytes) in [("f32", 256), ("f16", 128), ("bf16", 128), ("int8", 96), ("int4", 64)]
+    {
+        let args = ["--prompt", "the sea", "--n", "4", "--threads", "2", "--kv-type", kv_type];
+        let output = generate(&model, &args);
         let progress = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{progress}");
-        assert!(progress.contains(&format!("attention by {}", level.name())), "{progress}");
+        for words in [
+            &format!("keys and values: {bytes} bytes per token"),
+            "steps of prompts: 1 of 5 positions",
+            "steps of new tokens alone: 3 of 3 positions",
+            "% in attention",
+        ] {
+            assert!(progress.contains(words), "{words:?} is not in: {progress}");
+        }
     }
 }

@@ -9,13 +9,17 @@ use candle_core::quantized::gguf_file::Content;
 use candle_core::{Device, Tensor};
 use candle_transformers::models::quantized_llama::ModelWeights;
 use generate::memory::PagedMemory;
-use generate::model::Model;
-use generate::options::Options;
+use generate::model::{Logits, Model};
+use generate::options::{KvType, Options};
 use generate::plan::Plan;
-use generate::pool::Pool;
+use generate::pool::{Pages, Pool};
 use generate::sample::likeliest;
 use generate::serve::{self, Outcome};
-use paged_kv::Level;
+use generate::step::{Kind, Member, Steps, piece};
+use paged_kv::{Element, Level};
+
+/// Threads of attention in every test that does not say otherwise.
+pub(crate) const THREADS: usize = 2;
 
 /// Where two logits of the reference are nearer than this, rounding may decide between them.
 pub(crate) const TIE: f32 = 1e-3;
@@ -47,9 +51,9 @@ pub(crate) fn compare(
     block_size: usize,
 ) -> Tally {
     let blocks = (prompt.len() + new).div_ceil(block_size);
-    let pool = Pool::new(model.sizes(), block_size, blocks).unwrap();
-    let pages = pool.acquire(blocks, |_| ()).unwrap();
-    let mut memory = PagedMemory::new(&pool, None, pages, Level::detect()).unwrap();
+    let pool = Pool::<f32>::new(model.sizes(), block_size, blocks).unwrap();
+    let mut memory = PagedMemory::new(&pool, None, pages(&pool, blocks)).unwrap();
+    let mut steps = Steps::new(Level::detect(), THREADS);
     let mut feed = prompt.to_vec();
     let mut at = 0;
     let mut tally = Tally::default();
@@ -57,7 +61,7 @@ pub(crate) fn compare(
         let input = Tensor::new(feed.as_slice(), &Device::Cpu).unwrap().unsqueeze(0).unwrap();
         let theirs = reference.forward(&input, at).unwrap();
         let theirs = theirs.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        let ours = model.prefill(&feed, &mut memory, |_| ()).unwrap();
+        let ours = steps.prefill(model, &feed, &mut memory, |_| ()).unwrap();
         at += feed.len();
         let apart = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs());
         tally.largest = tally.largest.max(apart.fold(0.0, f32::max));
@@ -72,6 +76,70 @@ pub(crate) fn compare(
         feed = vec![best];
     }
     tally
+}
+
+/// Pages of a pool that has them.
+pub(crate) fn pages<E: Element>(pool: &Pool<E>, count: usize) -> Pages<'_, E> {
+    pool.acquire(count).unwrap().expect("they are free")
+}
+
+/// The best token at each position behind each prompt, and how far the second is behind.
+pub(crate) type Choices = Vec<Vec<(u32, f32)>>;
+
+/// What a stored type would choose at `new` positions behind each prompt, all prompts in one batch.
+///
+/// Fed are the tokens of `teacher`, if there is one, and otherwise those chosen: with a teacher,
+/// one difference does not hide the next.
+pub(crate) fn choices<E: Element>(
+    model: &Model,
+    prompts: &[Vec<u32>],
+    new: usize,
+    teacher: Option<&Choices>,
+) -> Choices {
+    let need = |prompt: &Vec<u32>| (prompt.len() + new).div_ceil(64);
+    let pool = Pool::<E>::new(model.sizes(), 64, prompts.iter().map(need).sum()).unwrap();
+    let memory = |prompt| PagedMemory::new(&pool, None, pages(&pool, need(prompt))).unwrap();
+    let mut memories: Vec<_> = prompts.iter().map(memory).collect();
+    let mut steps = Steps::new(Level::detect(), THREADS);
+    let mut chosen: Choices = prompts
+        .iter()
+        .zip(&mut memories)
+        .map(|(prompt, memory)| vec![lead(&steps.prefill(model, prompt, memory, |_| ()).unwrap())])
+        .collect();
+    for position in 1..new {
+        let fed = teacher.unwrap_or(&chosen);
+        let tokens: Vec<_> = fed.iter().map(|fed| [fed[position - 1].0]).collect();
+        let mut members: Vec<_> = memories
+            .iter_mut()
+            .zip(&tokens)
+            .map(|(memory, tokens)| Member { memory, tokens, logits: Logits::Last })
+            .collect();
+        let logits = steps.step(model, Kind::Decode, &mut members).unwrap();
+        chosen.iter_mut().zip(logits).for_each(|(chosen, logits)| chosen.push(lead(&logits)));
+    }
+    chosen
+}
+
+/// The perplexity of a text, each token after the first being guessed from all before it.
+pub(crate) fn perplexity<E: Element>(model: &Model, text: &[u32], level: Level) -> f64 {
+    let blocks = text.len().div_ceil(64);
+    let pool = Pool::<E>::new(model.sizes(), 64, blocks).unwrap();
+    let mut memory = PagedMemory::new(&pool, None, pages(&pool, blocks)).unwrap();
+    let mut steps = Steps::new(level, THREADS);
+    let mut surprise = 0.0;
+    while memory.len() < text.len() {
+        let held = memory.len();
+        let tokens = &text[held..][..piece(text.len() - held, held)];
+        let member = Member { memory: &mut memory, tokens, logits: Logits::All };
+        let logits = steps.step(model, Kind::Prompt, &mut [member]).unwrap().remove(0);
+        let rows = logits.chunks_exact(model.sizes().vocabulary);
+        for (row, &next) in rows.zip(&text[held + 1..]) {
+            let top = f64::from(row[likeliest(row) as usize]);
+            let sum: f64 = row.iter().map(|&logit| (f64::from(logit) - top).exp()).sum();
+            surprise += sum.ln() + top - f64::from(row[next as usize]);
+        }
+    }
+    (surprise / (text.len() - 1) as f64).exp()
 }
 
 /// The best token and how far the second is behind.
@@ -90,7 +158,8 @@ pub(crate) fn serve(
     options: &Options,
 ) -> Outcome {
     let plan = Plan::new(prompts, options, model.sizes()).unwrap();
-    let outcome = serve::run(model, &plan, options, level, None, &mut |_| ()).unwrap();
+    let steps = Steps::new(level, options.threads.unwrap_or(THREADS));
+    let outcome = serve::run(model, &plan, options, steps, None, &mut |_| ()).unwrap();
     assert_eq!(outcome.free, plan.pool_blocks, "every block is back");
     outcome
 }
@@ -110,11 +179,14 @@ pub(crate) fn all_say_the_same(
     n: usize,
     block_sizes: &[usize],
     level: Level,
+    kv_type: KvType,
 ) -> usize {
     let alone: Vec<Vec<u32>> = prompts
         .iter()
         .map(|prompt| {
-            let mut outcome = serve(model, std::slice::from_ref(prompt), level, &options(1, n));
+            let mut options = options(1, n);
+            (options.kv_type, options.threads) = (kv_type, Some(1));
+            let mut outcome = serve(model, std::slice::from_ref(prompt), level, &options);
             outcome.answers.remove(0).unwrap()
         })
         .collect();
@@ -122,13 +194,15 @@ pub(crate) fn all_say_the_same(
     for &block_size in block_sizes {
         for (requests, share) in [(1, true), (2, true), (2, false), (8, true), (8, false)] {
             let mut options = options(requests, n);
-            (options.block_size, options.share) = (block_size, share);
+            (options.block_size, options.share, options.kv_type) = (block_size, share, kv_type);
             let outcome = serve(model, prompts, level, &options);
             for (request, answer) in outcome.answers.iter().enumerate() {
                 let answer = answer.as_ref().unwrap();
                 assert_eq!(
-                    answer, &alone[request],
-                    "request {request} of {requests}, blocks of {block_size}, share {share}"
+                    answer,
+                    &alone[request],
+                    "request {request} of {requests}, blocks of {block_size}, share {share}, {}",
+                    kv_type.name()
                 );
                 answers += 1;
             }

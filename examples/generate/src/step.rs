@@ -1,0 +1,228 @@
+//! A step of many requests: one plan of attention for all of them and for all layers.
+//!
+//! In a step each running request feeds a piece of its prompt or its newest token. How many
+//! positions each will have is known before the first layer, and that is all a [`BatchPlan`] is
+//! made of: it is made once a step. In each layer every request's rows are appended, under one
+//! write guard, and then all are attended by one call, under a read guard, on a pool of threads.
+//! Blocks that requests have adopted from a common prefix are read once for all of them.
+//!
+//! ```text
+//! plan      request 0: 131 positions, 1 row   request 1: 64, 64 rows   request 2: 90, 1 row
+//! layer 0   products | append 0 1 2 | attend 0 1 2 | products
+//! layer 1   products | append 0 1 2 | attend 0 1 2 | products     the same plan
+//! ```
+
+use std::time::{Duration, Instant};
+
+use paged_kv::attention::AttentionOptions;
+use paged_kv::batch::{BatchLayer, BatchPlan, SequenceRows, ThreadPool, shared_prefixes};
+use paged_kv::cache::PagedKvCache;
+use paged_kv::{Element, Level};
+
+use crate::error::Error;
+use crate::memory::PagedMemory;
+use crate::model::{CHUNK, Feed, Logits, Memory, Model, Rows};
+
+/// One request in a step.
+#[derive(Debug)]
+pub struct Member<'m, 'p, E: Element> {
+    /// Its keys and values, to which the step adds.
+    pub memory: &'m mut PagedMemory<'p, E>,
+    /// What it feeds.
+    pub tokens: &'m [u32],
+    /// Which logits it asks for.
+    pub logits: Logits,
+}
+
+/// What a step is for, for the account of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// At least one request feeds a piece of its prompt.
+    Prompt,
+    /// All feed their newest token.
+    Decode,
+}
+
+/// Where the time of some steps went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spent {
+    /// Steps.
+    pub steps: usize,
+    /// Rows that all requests fed.
+    pub rows: usize,
+    /// The whole time.
+    pub whole: Duration,
+    /// The part of it that is this crate's: planning, appending, attending.
+    pub attention: Duration,
+}
+
+/// Makes steps: the level, the threads and the scratch of attention, and a clock.
+#[derive(Debug)]
+pub struct Steps {
+    level: Level,
+    threads: ThreadPool,
+    scratch: Vec<f32>,
+    prompt: Spent,
+    decode: Spent,
+}
+
+impl Steps {
+    /// Attention at a level, on a number of threads, the caller's own included.
+    ///
+    /// # Panics
+    ///
+    /// If there are to be no threads, or the system has not so many.
+    pub fn new(level: Level, threads: usize) -> Self {
+        let (prompt, decode) = (Spent::default(), Spent::default());
+        Steps { level, threads: ThreadPool::new(threads), scratch: Vec::new(), prompt, decode }
+    }
+
+    /// The time spent on steps of a kind.
+    pub fn spent(&self, kind: Kind) -> Spent {
+        match kind {
+            Kind::Prompt => self.prompt,
+            Kind::Decode => self.decode,
+        }
+    }
+
+    /// One step of all members, at least one, over one pool. Gives the logits that each asked for.
+    ///
+    /// # Errors
+    ///
+    /// As [`Model::step`]; [`Error::Kv`] where the store refuses. The members' memories may then
+    /// have grown in some layers and are good for nothing but to be dropped.
+    pub fn step<E: Element>(
+        &mut self,
+        model: &Model,
+        kind: Kind,
+        members: &mut [Member<'_, '_, E>],
+    ) -> Result<Vec<Vec<f32>>, Error> {
+        let started = Instant::now();
+        let feeds: Vec<_> = members
+            .iter()
+            .map(|member| {
+                let (tokens, logits) = (member.tokens, member.logits);
+                Feed { tokens, start: member.memory.len(), logits }
+            })
+            .collect();
+        let mut batch = Batch::new(self, members)?;
+        let logits = model.step(&feeds, &mut batch)?;
+        let attention = batch.attention;
+        let spent = match kind {
+            Kind::Prompt => &mut self.prompt,
+            Kind::Decode => &mut self.decode,
+        };
+        spent.steps += 1;
+        spent.rows += feeds.iter().map(|feed| feed.tokens.len()).sum::<usize>();
+        spent.attention += attention;
+        spent.whole += started.elapsed();
+        Ok(logits)
+    }
+
+    /// Feeds one request's tokens, at least one, in pieces that end at multiples of [`CHUNK`], and
+    /// gives the logits after the last one. `progress` is told the positions held after each piece.
+    ///
+    /// # Errors
+    ///
+    /// As [`Steps::step`].
+    pub fn prefill<E: Element>(
+        &mut self,
+        model: &Model,
+        tokens: &[u32],
+        memory: &mut PagedMemory<'_, E>,
+        mut progress: impl FnMut(usize),
+    ) -> Result<Vec<f32>, Error> {
+        let mut left = tokens;
+        loop {
+            let (tokens, rest) = left.split_at(piece(left.len(), memory.len()));
+            let logits = if rest.is_empty() { Logits::Last } else { Logits::None };
+            let member = Member { memory: &mut *memory, tokens, logits };
+            let mut logits = self.step(model, Kind::Prompt, &mut [member])?;
+            progress(memory.len());
+            if rest.is_empty() {
+                return Ok(logits.remove(0));
+            }
+            left = rest;
+        }
+    }
+}
+
+/// How many of the tokens that are left of a prompt are fed in the next step, after `held`
+/// positions.
+pub fn piece(left: usize, held: usize) -> usize {
+    left.min(CHUNK - held % CHUNK)
+}
+
+/// The members' memories as the model sees them, for one step.
+struct Batch<'b, 'm, 'p, E: Element> {
+    members: &'b mut [Member<'m, 'p, E>],
+    plan: BatchPlan,
+    options: AttentionOptions<'static>,
+    threads: &'b ThreadPool,
+    scratch: &'b mut [f32],
+    attention: Duration,
+}
+
+impl<'b, 'm, 'p, E: Element> Batch<'b, 'm, 'p, E> {
+    fn new(steps: &'b mut Steps, members: &'b mut [Member<'m, 'p, E>]) -> Result<Self, Error> {
+        let started = Instant::now();
+        let pool = members.first().expect("a step has members").memory.pool();
+        let sequences: Vec<_> = members
+            .iter()
+            .map(|Member { memory, tokens, .. }| {
+                let rows = tokens.len();
+                SequenceRows { len: memory.len() + rows, rows }
+            })
+            .collect();
+        // Groups are shared in all layers or in none, so one layer's tables say it for all.
+        let caches: Vec<_> = members.iter().map(|member| member.memory.cache(0)).collect();
+        let shared = shared_prefixes(pool.block_size(), &caches);
+        let plan = BatchPlan::with_shared(pool.shape(), &sequences, &shared).map_err(refused)?;
+        if steps.scratch.len() < plan.scratch_len() {
+            steps.scratch.resize(plan.scratch_len(), 0.0);
+        }
+        Ok(Batch {
+            members,
+            plan,
+            options: AttentionOptions::new().level(steps.level),
+            threads: &steps.threads,
+            scratch: &mut steps.scratch,
+            attention: started.elapsed(),
+        })
+    }
+}
+
+impl<E: Element> Memory for Batch<'_, '_, '_, E> {
+    /// A layer's write guard is held for the appends alone; attention then reads. Nothing can break
+    /// in between: the blocks that a request writes are its own.
+    fn attend(&mut self, layer: usize, rows: Rows<'_>, out: &mut [f32]) -> Result<(), Error> {
+        let started = Instant::now();
+        let kv = self.plan.shape().kv();
+        let (k_row, v_row) = (kv.k_row_len(), kv.v_row_len());
+        let shared = self.members.first().expect("a step has members").memory.pool().shared();
+        let mut store = shared.write(layer);
+        for (index, member) in self.members.iter_mut().enumerate() {
+            let own = self.plan.rows(index);
+            let (k, v) = (
+                &rows.k[own.start * k_row..own.end * k_row],
+                &rows.v[own.start * v_row..own.end * v_row],
+            );
+            let cache = member.memory.cache_mut(layer);
+            cache.try_append(&mut store, k, v, own.len()).map_err(refused)?;
+        }
+        drop(store);
+        let caches: Vec<&PagedKvCache> =
+            self.members.iter().map(|member| member.memory.cache(layer)).collect();
+        let store = shared.read(layer);
+        let layer = BatchLayer { store: &store, sequences: &caches, q: rows.q };
+        self.plan
+            .attend(&layer, &self.options, out, self.scratch, self.threads)
+            .map_err(refused)?;
+        self.attention += started.elapsed();
+        Ok(())
+    }
+}
+
+fn refused(error: impl std::error::Error) -> Error {
+    Error::Kv(error.to_string())
+}
