@@ -32,17 +32,15 @@ pub(crate) fn case(
     let workload = Workload { name: "append", batch: 1, sizes };
     let spec = Spec { kind: "append", workload, heads, block_size, rows: Rows::Cold };
     let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
-    for n in [1, CHUNK] {
-        for dtype in ["f32", "f16", "bf16", "int8", "int4"] {
-            if options.wants_type(dtype) {
-                subjects.push(match dtype {
-                    "f16" => Box::new(Append::<f16>::new(&spec, n)?),
-                    "bf16" => Box::new(Append::<bf16>::new(&spec, n)?),
-                    "int8" => Box::new(Append::<Int8>::new(&spec, n)?),
-                    "int4" => Box::new(Append::<Int4>::new(&spec, n)?),
-                    _ => Box::new(Append::<f32>::new(&spec, n)?),
-                });
-            }
+    for dtype in ["f32", "f16", "bf16", "int8", "int4"] {
+        if options.wants_type(dtype) {
+            subjects.push(match dtype {
+                "f16" => Box::new(Append::<f16>::new(&spec)?),
+                "bf16" => Box::new(Append::<bf16>::new(&spec)?),
+                "int8" => Box::new(Append::<Int8>::new(&spec)?),
+                "int4" => Box::new(Append::<Int4>::new(&spec)?),
+                _ => Box::new(Append::<f32>::new(&spec)?),
+            });
         }
     }
     // No level is asked: rows are written as they are on any of them.
@@ -53,14 +51,12 @@ pub(crate) fn case(
 struct Append<E: Element> {
     store: PagedKvStore<E>,
     sequences: Vec<PagedKvCache>,
-    /// Positions that are appended at once.
-    n: usize,
     k: Vec<f32>,
     v: Vec<f32>,
 }
 
 impl<E: Element> Append<E> {
-    fn new(spec: &Spec, n: usize) -> Result<Self, Box<dyn Error>> {
+    fn new(spec: &Spec) -> Result<Self, Box<dyn Error>> {
         let (_, n_kv_heads, width) = spec.heads;
         let shape = KvShape::square(spec.block_size, n_kv_heads, width)?;
         let count = POOL / (LEN * bytes_per_position::<E>(spec.heads)) + 1;
@@ -79,7 +75,7 @@ impl<E: Element> Append<E> {
             }
             sequences.push(sequence);
         }
-        Ok(Append { store, sequences, n, k, v })
+        Ok(Append { store, sequences, k, v })
     }
 }
 
@@ -89,11 +85,11 @@ impl<E: Element> Subject for Append<E> {
     }
 
     fn ways(&self) -> &'static [(&'static str, usize)] {
-        if self.n == 1 { &[("one", 1)] } else { &[("64", 1)] }
+        &[("1", 1), ("64", 1)]
     }
 
-    fn positions(&self) -> usize {
-        self.n
+    fn positions(&self, way: usize) -> usize {
+        [1, CHUNK][way]
     }
 
     fn flops(&self) -> f64 {
@@ -110,16 +106,18 @@ impl<E: Element> Subject for Append<E> {
 
     /// Takes back what was appended in an earlier turn before that, where there is no more room; the
     /// time is that of appending.
-    fn time(&mut self, _: Ask, copy: usize, _: usize) -> f64 {
-        let Append { store, sequences, n, k, v } = self;
+    fn time(&mut self, ask: Ask, copy: usize, _: usize) -> f64 {
+        let Ask::Call { way, .. } = ask else { unreachable!("nothing is read") };
+        let n = self.positions(way);
+        let Append { store, sequences, k, v } = self;
         let shape = store.shape();
-        let (k, v) = (&k[..*n * shape.k_row_len()], &v[..*n * shape.v_row_len()]);
+        let (k, v) = (&k[..n * shape.k_row_len()], &v[..n * shape.v_row_len()]);
         let sequence = &mut sequences[copy];
-        if sequence.seq_len() + *n > LEN + CHUNK {
+        if sequence.seq_len() + n > LEN + CHUNK {
             sequence.truncate(store, LEN).expect("its own store");
         }
         let begin = Instant::now();
-        sequence.append(store, black_box(k), black_box(v), *n).expect("room for all");
+        sequence.append(store, black_box(k), black_box(v), n).expect("room for all");
         begin.elapsed().as_secs_f64()
     }
 }

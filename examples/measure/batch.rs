@@ -159,7 +159,7 @@ impl<E: Element> Subject for Batch<'_, E> {
         }
     }
 
-    fn positions(&self) -> usize {
+    fn positions(&self, _: usize) -> usize {
         COUNT * self.sequences[0].seq_len()
     }
 

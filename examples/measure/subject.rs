@@ -26,7 +26,7 @@ pub(crate) trait Subject {
     }
 
     /// Positions that a call goes over.
-    fn positions(&self) -> usize;
+    fn positions(&self, way: usize) -> usize;
 
     /// Floating point operations of a call.
     fn flops(&self) -> f64;
@@ -58,7 +58,7 @@ impl<E: Element> Subject for Attend<'_, E> {
         E::NAME
     }
 
-    fn positions(&self) -> usize {
+    fn positions(&self, _: usize) -> usize {
         self.len
     }
 
