@@ -9,9 +9,11 @@
 //! nothing. Behind them is one walk over page tiles (`walk`). A new option is a field of
 //! [`AttentionOptions`], never a new function.
 
+mod arithmetic;
 mod options;
 mod output;
 mod run;
+mod scratch;
 mod state;
 mod task;
 
@@ -21,8 +23,9 @@ use alloc::vec::Vec;
 pub use options::AttentionOptions;
 pub(crate) use options::Resolved;
 pub use output::Output;
-use run::Finish;
-pub(crate) use run::{Job, States};
+pub(crate) use run::Job;
+use scratch::Finish;
+pub(crate) use scratch::States;
 pub use state::AttentionState;
 pub use task::attention_scratch_len;
 use task::scratch_needed;
