@@ -22,6 +22,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use paged_kv::batch::Inline;
 use paged_kv::cache::{PagedKvCache, PagedKvStore};
 use paged_kv::internal::numbers::Numbers;
 use paged_kv::internal::oracle::{Case, Rules, Sizes, Truth, attention};
@@ -111,8 +112,8 @@ fn attend(c: &mut Criterion, name: &str, rows: Rows, n_q: usize, len: usize) {
         for block_size in BLOCK_SIZES {
             let level = Level::detect();
             let setup = Setup { block_size, level, copies };
-            let mut problem =
-                Problem::<f32>::new(&workload, &inputs, setup).expect("a shape that exists");
+            let mut problem = Problem::<f32>::new(&workload, &inputs, setup, &Inline)
+                .expect("a shape that exists");
             let mut levels = Vec::new();
             for level in Level::available() {
                 problem.level = level;

@@ -45,9 +45,9 @@
 //! A cache (`KvCache`, `PagedKvCache`) is one sequence in one layer.
 //!
 //! Keys and values are stored as `f32` unless the type says otherwise: `PagedKvStore<E>`,
-//! `KvCache<E>` and `SharedPagedKv<E>` take [`f16`], [`bf16`], [`Int8`] and [`Int4`] as well, opened
-//! with `with_shape`. What they hold and what that costs is told at [`Element`]. Rows go in and come
-//! back as `f32`.
+//! `KvCache<E>` and `SharedPagedKv<E>` take [`f16`](struct@f16), [`bf16`], [`Int8`] and [`Int4`] as
+//! well, opened with `with_shape`. What they hold and what that costs is told at [`Element`]. Rows go
+//! in and come back as `f32`.
 //!
 //! # The page
 //!

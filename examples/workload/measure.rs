@@ -10,7 +10,7 @@ use std::time::Instant;
 use paged_kv::internal::limits;
 use paged_kv::{Element, Level};
 
-use super::problem::Problem;
+use super::problem::{Problem, Workers};
 use super::report::Times;
 
 /// How long to measure.
@@ -49,7 +49,7 @@ pub(crate) fn measure<E: Element>(
             let read = |most: f32, _| most.max(problem.read(black_box(copy)));
             seconds(|| (0..again).fold(0.0, read)) / again as f64
         });
-        fma = fma.max(multiply_adds(level));
+        fma = fma.max(multiply_adds(level, problem.workers()));
     }
     Measured { calls: Times::new(calls), reads: Times::new(reads), fma }
 }
@@ -82,19 +82,26 @@ fn repeats<E: Element>(problem: &Problem<'_, E>, copies: usize) -> usize {
     (SHORT / once.max(1e-9)).ceil() as usize
 }
 
-/// The best of a few runs of about a millisecond.
-fn multiply_adds(level: Level) -> f64 {
+/// The best of a few runs of about a millisecond, in which each thread does as much as another.
+pub(crate) fn multiply_adds(level: Level, workers: Workers<'_>) -> f64 {
+    let mut each = vec![0.0; workers.threads()];
     let mut rounds = 1000;
     let mut best = 0.0f64;
     for _ in 0..6 {
-        let took = seconds(|| limits::fma(level, black_box(rounds)));
-        best = best.max((rounds * limits::ROUND_FLOPS) as f64 / took);
-        rounds = (best * 1e-3) as usize / limits::ROUND_FLOPS + 1;
+        let took = seconds(|| {
+            workers.for_each_chunk(&mut each, 1, &|_, one| {
+                one[0] = limits::fma(level, black_box(rounds));
+            });
+        });
+        best = best.max((workers.threads() * rounds * limits::ROUND_FLOPS) as f64 / took);
+        rounds = (best / workers.threads() as f64 * 1e-3) as usize / limits::ROUND_FLOPS + 1;
     }
+    black_box(&each);
     best
 }
 
-fn seconds<T>(work: impl FnOnce() -> T) -> f64 {
+/// How long it took.
+pub(crate) fn seconds<T>(work: impl FnOnce() -> T) -> f64 {
     let begin = Instant::now();
     black_box(work());
     begin.elapsed().as_secs_f64()

@@ -8,11 +8,11 @@ Attention on the workloads that the README's tables are about.
 
 usage: workload --workload NAME[,NAME..]|all [options]
 
-  --list            the workloads there are
+  --list            the workloads there are, and the levels of this machine
   --check FILE      compare them with a workloads.json
-  --dtype NAME      what keys and values are stored as (f32)
-  --threads N       threads that attend (1)
-  --level NAME      instruction set (the best of this machine)
+  --dtype NAME[,..] what keys and values are stored as: f32, f16, bf16, int8 (or q8), int4, all (f32)
+  --threads N       threads that attend, one for each core (1)
+  --level NAME[,..] instruction sets, those included that are not exact (the best that is)
   --block-size N    positions in a block (64)
   --rotate N        go through N copies of all keys and values, to find none in the caches (1)
   --min-time S      seconds of calls for each workload (2)
@@ -29,8 +29,10 @@ Exit code 0: done, and the answers are right. 1: they are not, or the file diffe
 const MOST_BLOCK_SIZE: usize = 65_536;
 const MOST_COPIES: usize = 1 << 16;
 const MOST_ROUNDS: usize = 1 << 16;
-/// Attention of one call is not divided.
-const MOST_THREADS: usize = 1;
+const MOST_THREADS: usize = 1024;
+
+/// The names of stored types.
+const DTYPES: [&str; 5] = ["f32", "f16", "bf16", "int8", "int4"];
 
 /// What to do.
 #[derive(Debug)]
@@ -45,9 +47,9 @@ pub(crate) enum Choice {
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) workloads: Vec<Workload>,
-    pub(crate) dtype: String,
+    pub(crate) dtypes: Vec<&'static str>,
     pub(crate) threads: usize,
-    pub(crate) level: Level,
+    pub(crate) levels: Vec<Level>,
     pub(crate) block_size: usize,
     pub(crate) rotate: usize,
     pub(crate) seconds: f64,
@@ -60,9 +62,9 @@ pub(crate) struct Options {
 pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Choice, String> {
     let mut options = Options {
         workloads: Vec::new(),
-        dtype: "f32".into(),
+        dtypes: vec!["f32"],
         threads: 1,
-        level: Level::detect(),
+        levels: vec![Level::detect()],
         block_size: 64,
         rotate: 1,
         seconds: 2.0,
@@ -100,9 +102,9 @@ fn set(options: &mut Options, name: &str, value: Option<String>) -> Result<Optio
     match name {
         "--workload" => options.workloads = workloads(&value()?)?,
         "--check" => return Ok(Some(Choice::Check(value()?))),
-        "--dtype" => options.dtype = value()?,
+        "--dtype" => options.dtypes = dtypes(&value()?)?,
         "--threads" => options.threads = number(name, &value()?, MOST_THREADS)?,
-        "--level" => options.level = level(&value()?)?,
+        "--level" => options.levels = value()?.split(',').map(level).collect::<Result<_, _>>()?,
         "--block-size" => options.block_size = number(name, &value()?, MOST_BLOCK_SIZE)?,
         "--rotate" => options.rotate = number(name, &value()?, MOST_COPIES)?,
         "--min-time" => options.seconds = seconds(name, &value()?)?,
@@ -134,11 +136,30 @@ fn seconds(name: &str, value: &str) -> Result<f64, String> {
     }
 }
 
+/// Stored types by their names. `q8` is what the other harnesses call eight bits.
+fn dtypes(names: &str) -> Result<Vec<&'static str>, String> {
+    if names == "all" {
+        return Ok(DTYPES.to_vec());
+    }
+    let known = |name| {
+        let name = if name == "q8" { "int8" } else { name };
+        let found = DTYPES.into_iter().find(|known| *known == name);
+        found.ok_or_else(|| format!("nothing is stored as {name}, but as {}", DTYPES.join(", ")))
+    };
+    names.split(',').map(known).collect()
+}
+
 /// A level by its name, if this machine has it.
 fn level(name: &str) -> Result<Level, String> {
-    let names: Vec<&str> = Level::available().map(|level| level.name()).collect();
-    match Level::from_name(name) {
-        Some(level) => Ok(level),
-        None => Err(format!("there is no level {name} here, but {}", names.join(", "))),
-    }
+    let unknown = || {
+        let names: Vec<&str> =
+            Level::available().chain(on_request()).map(|level| level.name()).collect();
+        format!("there is no level {name} here, but {}", names.join(", "))
+    };
+    Level::from_name(name).ok_or_else(unknown)
+}
+
+/// The levels that are not exact, as far as this machine has them.
+pub(crate) fn on_request() -> impl Iterator<Item = Level> {
+    [Level::avx512_bf16(), Level::avx512_vnni()].into_iter().flatten()
 }

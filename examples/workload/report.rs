@@ -4,6 +4,8 @@
 
 use core::fmt::{self, Write};
 
+use paged_kv::Level;
+
 /// One workload, measured.
 #[derive(Clone, Debug)]
 pub(crate) struct Record<'a> {
@@ -11,6 +13,8 @@ pub(crate) struct Record<'a> {
     pub(crate) peer: &'a str,
     pub(crate) workload: &'a str,
     pub(crate) dtype: &'a str,
+    /// The instruction set, of those who have a choice.
+    pub(crate) level: Option<Level>,
     pub(crate) threads: usize,
     /// Copies of the keys and values that calls went through in turn.
     pub(crate) rotate: usize,
@@ -70,7 +74,6 @@ impl fmt::Display for Distance {
 /// What the processor could do, measured between the calls, and how it was asked.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    pub(crate) level: &'static str,
     pub(crate) block_size: usize,
     /// Reading the same bytes once.
     pub(crate) read: Times,
@@ -117,8 +120,10 @@ impl Record<'_> {
         put("err_dtype", &Number(self.errors.map_or(f64::NAN, |(_, stored)| stored.0)));
         put("load1", &Number(load()));
         put("p5_s", &Number(self.times.fast()));
+        if let Some(level) = self.level {
+            put("level", &Quoted(level.name()));
+        }
         if let Some(limits) = &self.limits {
-            put("level", &Quoted(limits.level));
             put("block_size", &limits.block_size);
             put("read_gbps", &Number(self.kv_bytes / self.seconds(&limits.read) / 1e9));
             put("read_percent", &Number(self.read_percent(limits)));
@@ -134,10 +139,11 @@ impl Record<'_> {
 impl fmt::Display for Record<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Record { peer, workload, dtype, threads, .. } = self;
+        let level = self.level.map_or("", Level::name);
         let (least, median) = (self.times.least(), self.times.median());
         write!(
             f,
-            "{peer:14} {workload:20} {dtype:4} t{threads} min {:9.1} us  med {:9.1} us  \
+            "{peer:14} {workload:20} {dtype:4} {level:11} t{threads} min {:9.1} us  med {:9.1} us  \
              {:6.2} GB/s  {:7.2} GFLOP/s",
             least * 1e6,
             median * 1e6,

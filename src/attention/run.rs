@@ -922,15 +922,19 @@ impl<E: Element> Kernel for Finish<'_, '_, '_, E> {
         let (width, group) = (shape.kv().v_width(), shape.group());
         let rows = item.rows_per_head(shape);
         let states = States::of(scratch, item.heads.len() * rows, width);
-        for index in 0..item.heads.len() * rows {
-            let (head, row) = (index / rows, index % rows);
-            let query_head = (item.heads.start + head) * group + row % group;
-            let place = (item.rows.start + row / group) * shape.n_heads() + query_head;
-            let sink = options.sinks.map(|sinks| *cut::one(sinks, query_head));
-            let answer = cut::part_mut(output.out, place * width, width);
-            finish(s, states.head(index), states.out(index), sink, answer);
-            if let Some(lse) = &mut output.lse {
-                *cut::one_mut(lse, place) = log_sum_exp(states.head(index));
+        let mut index = 0;
+        for head in item.heads.clone() {
+            for query in item.rows.clone() {
+                for query_head in head * group..(head + 1) * group {
+                    let place = query * shape.n_heads() + query_head;
+                    let sink = options.sinks.map(|sinks| *cut::one(sinks, query_head));
+                    let answer = cut::part_mut(output.out, place * width, width);
+                    finish(s, states.head(index), states.out(index), sink, answer);
+                    if let Some(lse) = &mut output.lse {
+                        *cut::one_mut(lse, place) = log_sum_exp(states.head(index));
+                    }
+                    index += 1;
+                }
             }
         }
     }

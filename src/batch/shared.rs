@@ -206,10 +206,11 @@ fn check(
 ///
 /// Over whole splits there is never a loss: the pages are read once instead of once for each
 /// sequence, and the rows of all of them fill the register tile. In the split in which the prefix
-/// ends, the item goes on over the sequences' own positions one after the other, and does not ask
-/// for the next pages ahead, which an item of one sequence does. That pays where the positions that
-/// are not read again are as many as those own ones; elsewhere the prefix is taken to end a split
-/// earlier.
+/// ends, the item goes on over the sequences' own positions, tile by tile for one sequence after
+/// the other, which is not the order of memory. That pays where the positions that are not read
+/// again are as many as those own ones; elsewhere the prefix is taken to end a split earlier.
+/// (Measured where they were 1.5 times as many: 0.7 of the time each alone took with one row for
+/// each KV head, 0.95 with four.)
 fn worth_joining(sequences: &[SequenceRows], members: &[usize], positions: usize) -> usize {
     if members.len() < 2 {
         return 0;

@@ -11,6 +11,7 @@
 //! The clock is the caller's: this crate has none.
 
 use core::hint::black_box;
+use core::ops::Range;
 
 use super::oracle::Sizes;
 use crate::element::Element;
@@ -124,9 +125,25 @@ pub fn read_sequence<E: Element>(
     store: &PagedKvStore<E>,
     cache: &PagedKvCache,
 ) -> f32 {
+    read_blocks(level, store, cache, 0..store.shape().blocks_for(cache.seq_len()))
+}
+
+/// As [`read_sequence`], of some entries of the table alone: a thread's share.
+///
+/// # Panics
+///
+/// If the sequence belongs to another store or has no such blocks.
+pub fn read_blocks<E: Element>(
+    level: Level,
+    store: &PagedKvStore<E>,
+    cache: &PagedKvCache,
+    blocks: Range<usize>,
+) -> f32 {
     let view = cache.view(store).expect("a sequence of this store");
-    (0..store.shape().blocks_for(view.len()))
-        .map(|block| read(level, bytemuck::cast_slice(view.block(block))))
+    // A view's block is all memory from there on.
+    let words = view.layout().block_words();
+    blocks
+        .map(|block| read(level, bytemuck::cast_slice(&view.block(block)[..words])))
         .fold(f32::NEG_INFINITY, f32::max)
 }
 
@@ -183,6 +200,8 @@ mod tests {
         assert_eq!(read_sequence(Level::detect(), &store, &cache), 0.0);
         cache.append(&mut store, &rows[..3 * 16], &rows[..3 * 16], 3).unwrap();
         assert_eq!(read_sequence(Level::detect(), &store, &cache), -0.5);
+        assert_eq!(read_blocks(Level::detect(), &store, &cache, 0..2), -2.0);
+        assert_eq!(read_blocks(Level::detect(), &store, &cache, 2..3), -0.5);
     }
 
     #[test]

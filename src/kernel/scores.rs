@@ -6,7 +6,7 @@ use super::values::Extent;
 use super::{ScoreRow, Tiles};
 use crate::cut;
 use crate::element::tile::{PANEL, Panels};
-use crate::simd::product::{Columns, Step, product};
+use crate::simd::product::{Columns, Step, columns, product};
 use crate::simd::{Kernel, LANES, Level, Simd};
 
 /// How a sum becomes a score.
@@ -91,7 +91,7 @@ impl<T: KeyStep> Scores<'_, '_, '_, T> {
                     *cut::one_mut(&mut waiting, count) =
                         Run { cells, stride: panel.width, at, ahead };
                     count += 1;
-                    if count == S::COLUMNS[MR] {
+                    if count == columns::<S, T, MR>() {
                         self.together::<S, MR>(s, &waiting);
                         count = 0;
                     }
@@ -109,7 +109,7 @@ impl<T: KeyStep> Scores<'_, '_, '_, T> {
         runs: &[Run<'_, T::Cell>; WIDEST],
         count: usize,
     ) {
-        if S::COLUMNS[MR] == 1 {
+        if columns::<S, T, MR>() == 1 {
             return;
         }
         for run in runs.iter().take(count) {
@@ -121,7 +121,7 @@ impl<T: KeyStep> Scores<'_, '_, '_, T> {
     #[inline(always)]
     fn together<S: Simd, const MR: usize>(&mut self, s: S, runs: &[Run<'_, T::Cell>; WIDEST]) {
         let [a, b, c, d] = *runs;
-        match S::COLUMNS[MR] {
+        match columns::<S, T, MR>() {
             4 => self.multiply::<S, MR, 4>(s, [a, b, c, d]),
             2 => self.multiply::<S, MR, 2>(s, [a, b]),
             _ => self.multiply::<S, MR, 1>(s, [a]),

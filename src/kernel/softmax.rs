@@ -49,10 +49,18 @@ pub(crate) fn raise<S: Simd>(
         let [a, b, c, d] = vectors;
         s.max(s.max(s.load(a), s.load(b)), s.max(s.load(c), s.load(d)))
     } else {
-        mask(row, extent);
+        // In registers: numbers stored one by one could not be read back as a vector at once.
         let mut most = s.splat(f32::NEG_INFINITY);
+        let mut position = s.splat((extent.from / LANES * LANES) as f32);
+        position = s.add(position, s.load(&LANE));
+        let (from, to) = (s.splat(extent.from as f32), s.splat(extent.to as f32));
         for vector in covered(row, extent) {
-            most = s.max(most, s.load(vector));
+            let nothing = s.splat(f32::NEG_INFINITY);
+            let seen = s.select_less(position, to, s.load(vector), nothing);
+            let seen = s.select_less(position, from, nothing, seen);
+            s.store(seen, vector);
+            most = s.max(most, seen);
+            position = s.add(position, s.splat(LANES as f32));
         }
         most
     };
@@ -127,15 +135,6 @@ fn whole(row: &mut ScoreRow, extent: Extent) -> Option<&mut [[f32; LANES]; TILE 
     } else {
         None
     }
-}
-
-/// Makes what is not in the extent -inf, in the vectors that it lies in.
-#[inline(always)]
-fn mask(row: &mut ScoreRow, extent: Extent) {
-    let from = extent.from / LANES * LANES;
-    let to = extent.to.next_multiple_of(LANES);
-    cut::part_mut(row, from, extent.from - from).fill(f32::NEG_INFINITY);
-    cut::part_mut(row, extent.to, to - extent.to).fill(f32::NEG_INFINITY);
 }
 
 /// Soft cap, then ALiBi, over the vectors that an extent lies in. A kernel of its own, since it is

@@ -67,8 +67,9 @@ impl<K: KeyStep, V: ValueStep> Kernel for &mut Step<'_, '_, '_, K, V> {
     /// At most `S::ROWS`, `K::ROWS` and `V::ROWS` rows.
     #[inline(always)]
     fn call<S: Simd>(self, s: S) {
-        // Of the two, the one with fewer rows knows how many there can be.
-        if V::ROWS < K::ROWS {
+        // Of the two, the one with fewer rows knows how many there can be. As a constant, so that
+        // the other one's functions are not compiled.
+        if const { V::ROWS < K::ROWS } {
             V::run_rows(s, self.heads.len(), self);
         } else {
             K::run_rows(s, self.heads.len(), self);
@@ -104,7 +105,9 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
             let first = index * scales.group;
             let numbers =
                 if groups == 1 { step.q.numbers } else { scales.group.min(step.q.numbers - first) };
-            let q = Queries { first, first_row: first / K::NUMBERS, numbers, ..step.q };
+            // A factor may meet all numbers of a cell: of pairs there are half as many.
+            let first_row = first / K::NUMBERS;
+            let q = Queries { first: first_row * K::FACTORS, first_row, numbers, ..step.q };
             let out = if index == 0 { &mut *step.scores } else { &mut *step.factors };
             Scores::<K> { q, tiles, panels, extent, out }.compute::<S, MR>(s);
             let Some(scales) = scales.rows.get(index) else { return };
@@ -135,7 +138,12 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
             let (scores, head) = (cut::one_mut(step.scores, line), cut::one_mut(step.heads, line));
             rises[line] = raise(s, scores, extents[line], head);
         }
-        s.store(exp2(s, s.load(&rises)), step.shrink);
+        // Most tiles raise no maximum.
+        if rises.iter().take(MR).any(|rise| *rise != 0.0) {
+            s.store(exp2(s, s.load(&rises)), step.shrink);
+        } else {
+            s.store(s.splat(1.0), step.shrink);
+        }
         for line in 0..MR {
             let (scores, head) = (cut::one_mut(step.scores, line), cut::one_mut(step.heads, line));
             weigh(s, scores, extents[line], step.shrink[line], head);

@@ -7,7 +7,7 @@ use bytemuck::must_cast_slice;
 use super::{Piece, ScoreRow, TILE, Tiles, WIDTH};
 use crate::cut;
 use crate::element::tile::{PANEL, Panels};
-use crate::simd::product::{Columns, Step, product};
+use crate::simd::product::{Columns, Step, columns, product};
 use crate::simd::{Kernel, LANES, Level, RowsKernel, Simd};
 
 /// Positions of a softmax tile, `from .. to`.
@@ -119,7 +119,7 @@ impl Values<'_, '_, '_> {
         to: usize,
         plain: bool,
     ) {
-        let wide = S::COLUMNS[MR] * LANES;
+        let wide = columns::<S, T, MR>() * LANES;
         let mut column = from;
         while column < to {
             let left = (to - column).min(PANEL - column % PANEL);
@@ -128,7 +128,7 @@ impl Values<'_, '_, '_> {
                 column += left.min(LANES);
                 continue;
             }
-            match S::COLUMNS[MR] {
+            match columns::<S, T, MR>() {
                 4 => self.block::<S, T, MR, 4>(s, column, plain),
                 2 => self.block::<S, T, MR, 2>(s, column, plain),
                 _ => self.block::<S, T, MR, 1>(s, column, plain),

@@ -73,6 +73,7 @@ impl<const DOT: u8> Simd for Avx512<DOT> {
     const ROWS: usize = 8;
     // 32 zmm: 6 x 4 is 24 accumulators + 4 loaded + 1 broadcast = 29; 8 x 2 is 16 + 2 + 1 = 19.
     const COLUMNS: [usize; MOST_ROWS + 1] = [1, 4, 4, 4, 4, 4, 4, 2, 2];
+    const UNPACKED_COLUMNS: [usize; MOST_ROWS + 1] = Self::COLUMNS;
     const AHEAD: usize = 1;
     const DOT_BF16: bool = DOT == BF16;
     const DOT_I8: bool = DOT == VNNI;

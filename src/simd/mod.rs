@@ -81,6 +81,9 @@ pub trait Simd: sealed::Sealed + Copy + 'static {
     /// loaded vectors need no registers of their own: each is used once, straight from memory.
     const COLUMNS: [usize; MOST_ROWS + 1];
 
+    /// The same where each cell is unpacked to several numbers, all while it stands in registers.
+    const UNPACKED_COLUMNS: [usize; MOST_ROWS + 1];
+
     /// Lines of cache that the product loop asks for ahead of each row of cells: 0 or 1.
     const AHEAD: usize;
 

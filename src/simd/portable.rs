@@ -8,7 +8,7 @@
 use bytemuck::must_cast;
 use wide::{f32x4, f32x16, i32x16};
 
-use super::scalar::{MAGIC, ONE, f32_of_f16};
+use super::scalar::{F16_SCALE, MAGIC, ONE};
 use super::sealed::Sealed;
 use super::{ForRows, Kernel, LANES, MOST_ROWS, RowsKernel, Simd};
 use crate::cut::out_of_bounds;
@@ -37,6 +37,8 @@ impl Simd for Portable {
     // Sixteen xmm: 2 rows x 4 accumulators + 4 loaded + 1 broadcast + 1 product = 14.
     const COLUMNS: [usize; MOST_ROWS + 1] =
         if MANY_REGISTERS { [1, 4, 2, 1, 1, 1, 1, 1, 1] } else { [1, 2, 1, 1, 1, 1, 1, 1, 1] };
+    const UNPACKED_COLUMNS: [usize; MOST_ROWS + 1] =
+        if MANY_REGISTERS { [1, 2, 1, 1, 1, 1, 1, 1, 1] } else { [1; MOST_ROWS + 1] };
 
     // Where there is a hint that costs nothing to ask for; every line, as for AVX2.
     const AHEAD: usize = if cfg!(target_arch = "x86_64") { 1 } else { 0 };
@@ -145,12 +147,27 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn widen_i8(self, from: &[u8; LANES]) -> i32x16 {
-        i32x16::new(from.map(|byte| i32::from(byte.cast_signed())))
+        let mut words = [0; LANES];
+        for (word, byte) in words.iter_mut().zip(from) {
+            *word = i32::from(byte.cast_signed());
+        }
+        i32x16::new(words)
     }
 
     #[inline(always)]
     fn widen_f16(self, from: &[u16; LANES]) -> f32x16 {
-        f32x16::new(from.map(f32_of_f16))
+        // `f32_of_f16` on vectors. Over lanes one by one it was a function that each step of the
+        // inner loop called, with all sums in memory meanwhile; `.ci/codegen` would notice.
+        let mut words = [0; LANES];
+        for (word, bits) in words.iter_mut().zip(from) {
+            *word = i32::from(*bits);
+        }
+        let bits = i32x16::new(words);
+        let sign: i32x16 = (bits & i32x16::splat(0x8000)) << 16;
+        let rest: i32x16 = (bits & i32x16::splat(0x7fff)) << 13;
+        let scaled = must_cast::<i32x16, f32x16>(rest) * f32x16::splat(F16_SCALE);
+        let special = rest.simd_gt(i32x16::splat(0x0f7f_ffff)) & i32x16::splat(0x7f80_0000);
+        must_cast(must_cast::<f32x16, i32x16>(scaled) | special | sign)
     }
 
     #[inline(always)]

@@ -47,6 +47,12 @@ pub(crate) trait Step: Copy + 'static {
     );
 }
 
+/// Vectors per row in a register tile of `MR` rows.
+#[inline(always)]
+pub(crate) fn columns<S: Simd, T: Step, const MR: usize>() -> usize {
+    if T::FACTORS > 1 { S::UNPACKED_COLUMNS[MR] } else { S::COLUMNS[MR] }
+}
+
 /// Where the columns of B stand: `NV` runs of sixteen neighbouring cells, and the distance from a
 /// cell to the one below it, the same for all of them.
 #[derive(Clone, Copy)]

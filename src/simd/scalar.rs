@@ -37,6 +37,7 @@ impl Simd for Scalar {
     const FUSED: bool = false;
     const ROWS: usize = 1;
     const COLUMNS: [usize; MOST_ROWS + 1] = [1; MOST_ROWS + 1];
+    const UNPACKED_COLUMNS: [usize; MOST_ROWS + 1] = Self::COLUMNS;
     const AHEAD: usize = 0;
 
     type F32 = [f32; LANES];

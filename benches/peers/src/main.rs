@@ -29,11 +29,14 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use half::{bf16, f16};
+use paged_kv::Level;
+use paged_kv::batch::{Inline, ThreadPool};
 use paged_kv::internal::workloads::{WORKLOADS, Workload};
 
 use inputs::Inputs;
 use options::{Choice, Options};
 use peers::{OURS, Task};
+use problem::Workers;
 use report::{Distance, Record};
 use truth::Truth;
 use turns::{Contender, Effort, Ratio};
@@ -78,33 +81,47 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         pool = pool.start_handler(move |index| machine::pin(index % threads));
     }
     pool.build_global()?;
+    let pool: ThreadPool;
+    let workers: Workers<'_> = if threads > 1 {
+        pool = ThreadPool::with_start_hook(threads, machine::pin);
+        &pool
+    } else {
+        &Inline
+    };
     for workload in &options.workloads {
         let inputs = Inputs::new(workload);
         let given = options.check.then(|| Truth::new(workload, &inputs.q, &inputs.k, &inputs.v));
         for dtype in &options.dtypes {
-            one(options, workload, &inputs, dtype, given.as_ref());
+            let level = options.levels[0];
+            let Options { block_size, rotate: copies, .. } = *options;
+            let inputs = &inputs;
+            let task =
+                Task { workload, inputs, dtype, copies, threads, level, block_size, workers };
+            one(options, &task, given.as_ref());
         }
     }
     Ok(())
 }
 
 /// Measures everybody on one workload and type.
-fn one(
-    options: &Options,
-    workload: &Workload,
-    inputs: &Inputs,
-    dtype: &str,
-    given: Option<&Truth>,
-) {
-    let Options { threads, level, block_size, rotate, .. } = *options;
-    let task = Task { workload, inputs, dtype, copies: rotate, threads, level, block_size };
+fn one(options: &Options, task: &Task<'_>, given: Option<&Truth>) {
+    let Task { workload, inputs, dtype, threads, copies: rotate, .. } = *task;
     let rounded = given.map(|_| {
         let (k, v) = (rounded(&inputs.k, dtype), rounded(&inputs.v, dtype));
         Truth::new(workload, &inputs.q, &k, &v)
     });
+    let levels = |name| match name {
+        OURS => options.levels.iter().copied().map(Some).collect(),
+        _ => vec![None],
+    };
+    let each = options
+        .peers
+        .iter()
+        .flat_map(|&name| levels(name).into_iter().map(move |level: Option<Level>| (name, level)));
     let mut contenders = Vec::new();
     let mut errors: Vec<Option<(Distance, Distance)>> = Vec::new();
-    for &name in &options.peers {
+    for (name, level) in each {
+        let task = Task { level: level.unwrap_or(task.level), ..*task };
         let mut peer = match peers::prepare(name, &task) {
             Ok(peer) => peer,
             Err(error) => {
@@ -128,7 +145,7 @@ fn one(
             };
             (given.distance(&answer), stored)
         }));
-        contenders.push(Contender { name, peer, trial, rounds: Vec::new() });
+        contenders.push(Contender { name, level, peer, trial, rounds: Vec::new() });
     }
     let effort =
         Effort { seconds: options.seconds, rounds: options.rounds, copies: rotate, threads };
@@ -138,6 +155,7 @@ fn one(
             peer: one.name,
             workload: workload.name,
             dtype,
+            level: one.level,
             threads,
             rotate,
             times: one.times(),
@@ -152,24 +170,27 @@ fn one(
             println!("{record}");
         }
     }
-    if let Some(ratio) = turns::ratio(&contenders, OURS, rotate) {
-        say(options, workload, dtype, &ratio);
+    for us in contenders.iter().filter(|one| one.name == OURS) {
+        if let Some(ratio) = turns::ratio(&contenders, us, rotate) {
+            let level = us.level.map_or("", Level::name);
+            say(options, workload, [dtype, level], &ratio);
+        }
     }
 }
 
-fn say(options: &Options, workload: &Workload, dtype: &str, found: &Ratio) {
+fn say(options: &Options, workload: &Workload, [dtype, level]: [&str; 2], found: &Ratio) {
     let Ratio { best, ours_s, best_s, ratio, spread: [least, median, most] } = found;
     let (name, Options { threads, rotate, .. }) = (workload.name, options);
     if options.json {
         println!(
             "{{\"ratio\": {ratio:.4}, \"ratio_min\": {least:.4}, \"ratio_median\": {median:.4}, \
              \"ratio_max\": {most:.4}, \"workload\": \"{name}\", \"dtype\": \"{dtype}\", \
-             \"threads\": {threads}, \"rotate\": {rotate}, \"best\": \"{best}\", \
+             \"level\": \"{level}\", \"threads\": {threads}, \"rotate\": {rotate}, \"best\": \"{best}\", \
              \"ours_s\": {ours_s:e}, \"best_s\": {best_s:e}}}"
         );
     } else {
         println!(
-            "{name} {dtype} t{threads} x{rotate}: {ratio:.2} times as fast as {best} \
+            "{name} {dtype} {level} t{threads} x{rotate}: {ratio:.2} times as fast as {best} \
              (rounds {least:.2} {median:.2} {most:.2})\n"
         );
     }

@@ -15,7 +15,7 @@ usage: peers --workload NAME[,NAME..]|all [options]
   --skip NAME[,..]   who does not
   --dtype NAME[,..]  f32, f16, bf16, q8 or all (f32)
   --threads N        threads of each (1)
-  --level NAME       instruction set, ours alone (the best of this machine)
+  --level NAME[,..]  instruction sets, ours alone: we take part once at each (the best that is exact)
   --block-size N     positions in a block, ours alone (64)
   --rotate N         go through N copies of all keys and values (1)
   --min-time S       seconds for each (1)
@@ -45,7 +45,7 @@ pub(crate) struct Options {
     pub(crate) peers: Vec<&'static str>,
     pub(crate) dtypes: Vec<&'static str>,
     pub(crate) threads: usize,
-    pub(crate) level: Level,
+    pub(crate) levels: Vec<Level>,
     pub(crate) block_size: usize,
     pub(crate) rotate: usize,
     pub(crate) seconds: f64,
@@ -60,7 +60,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Choice, St
         peers: peers::NAMES.to_vec(),
         dtypes: vec!["f32"],
         threads: 1,
-        level: Level::detect(),
+        levels: vec![Level::detect()],
         block_size: 64,
         rotate: 1,
         seconds: 1.0,
@@ -90,9 +90,10 @@ pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Choice, St
                 options.seconds = text.parse().map_err(|_| format!("{text} is no time"))?;
             }
             "--level" => {
-                let text = value()?;
-                options.level =
-                    Level::from_name(&text).ok_or_else(|| format!("there is no level {text}"))?;
+                let level = |name| {
+                    Level::from_name(name).ok_or_else(|| format!("there is no level {name}"))
+                };
+                options.levels = value()?.split(',').map(level).collect::<Result<_, _>>()?;
             }
             _ => return Err(format!("there is no option {name}")),
         }

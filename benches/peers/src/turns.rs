@@ -3,6 +3,8 @@
 
 use std::time::Instant;
 
+use paged_kv::Level;
+
 use crate::machine;
 use crate::peers::Peer;
 use crate::report::Times;
@@ -10,6 +12,8 @@ use crate::report::Times;
 /// Somebody, and what was measured so far.
 pub(crate) struct Contender<'a> {
     pub(crate) name: &'static str,
+    /// Ours alone.
+    pub(crate) level: Option<Level>,
     pub(crate) peer: Box<dyn Peer + 'a>,
     /// Seconds of the calls that come before all rounds.
     pub(crate) trial: f64,
@@ -108,12 +112,16 @@ pub(crate) struct Ratio {
     pub(crate) spread: [f64; 3],
 }
 
-/// Compares `ours` with the fastest of the others; none where one of them is missing.
-pub(crate) fn ratio(contenders: &[Contender<'_>], ours: &str, copies: usize) -> Option<Ratio> {
+/// Compares `us` with the fastest of those who are not we at some level; none where there is
+/// nobody.
+pub(crate) fn ratio(
+    contenders: &[Contender<'_>],
+    us: &Contender<'_>,
+    copies: usize,
+) -> Option<Ratio> {
     // Cold calls have lucky ones among them.
     let figure = |times: &Times| if copies > 1 { times.fast() } else { times.least() };
-    let us = contenders.iter().find(|one| one.name == ours)?;
-    let others = contenders.iter().filter(|one| one.name != ours);
+    let others = contenders.iter().filter(|one| one.name != us.name);
     let best = others.min_by(|a, b| figure(&a.times()).total_cmp(&figure(&b.times())))?;
     let rounds = best.rounds.iter().zip(&us.rounds);
     let round = |times: &Vec<f64>| figure(&Times::new(times.clone()));

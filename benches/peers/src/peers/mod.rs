@@ -18,6 +18,7 @@ use paged_kv::Level;
 use paged_kv::internal::workloads::Workload;
 
 use crate::inputs::Inputs;
+use crate::problem::Workers;
 
 /// Us.
 pub(crate) const OURS: &str = "paged-kv";
@@ -58,7 +59,7 @@ pub(crate) trait Peer: Send {
 }
 
 /// What to prepare.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Task<'a> {
     pub(crate) workload: &'a Workload,
     pub(crate) inputs: &'a Inputs,
@@ -69,6 +70,8 @@ pub(crate) struct Task<'a> {
     pub(crate) level: Level,
     /// For us alone.
     pub(crate) block_size: usize,
+    /// Our threads.
+    pub(crate) workers: Workers<'a>,
 }
 
 /// Prepares one peer, or says why not.

@@ -2,25 +2,25 @@
 
 use core::error::Error;
 
-use paged_kv::Element;
+use paged_kv::{Element, Int8, bf16, f16};
 
 use super::{Peer, Task};
 use crate::problem::{Problem, Setup};
 
 pub(super) fn prepare<'a>(task: &Task<'a>) -> Result<Box<dyn Peer + 'a>, Box<dyn Error>> {
-    if task.threads > 1 {
-        return Err("one call is not divided".into());
-    }
     match task.dtype {
         "f32" => typed::<f32>(task),
+        "f16" => typed::<f16>(task),
+        "bf16" => typed::<bf16>(task),
+        "q8" => typed::<Int8>(task),
         other => Err(format!("nothing is stored as {other}").into()),
     }
 }
 
 fn typed<'a, E: Element>(task: &Task<'a>) -> Result<Box<dyn Peer + 'a>, Box<dyn Error>> {
-    let Task { level, block_size, copies, .. } = *task;
+    let Task { level, block_size, copies, workers, .. } = *task;
     let setup = Setup { block_size, level, copies };
-    Ok(Box::new(Problem::<E>::new(task.workload, task.inputs, setup)?))
+    Ok(Box::new(Problem::<E>::new(task.workload, task.inputs, setup, workers)?))
 }
 
 impl<E: Element> Peer for Problem<'_, E> {
