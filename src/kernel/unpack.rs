@@ -164,7 +164,7 @@ impl<F: Format, T: Target> Kernel for UnpackValues<'_, '_, '_, F, T> {
                     let count = T::NUMBERS.min(piece.at + piece.len - at);
                     for first in (0..place.width).step_by(LANES) {
                         let mut numbers = [s.splat(0.0); 2];
-                        for next in 0..count {
+                        for (next, number) in numbers.iter_mut().enumerate().take(count) {
                             let row = piece.row + (at - piece.at) + next;
                             let start = row / F::NUMBERS * panel.width + first;
                             if S::AHEAD > 0 && first == 0 {
@@ -172,7 +172,7 @@ impl<F: Format, T: Target> Kernel for UnpackValues<'_, '_, '_, F, T> {
                                 s.fetch_ahead(line.wrapping_offset(ahead));
                             }
                             let raw = F::load(s, sixteen(from, start));
-                            numbers[next] = one_of::<S, F>(s, raw, row % F::NUMBERS);
+                            *number = one_of::<S, F>(s, raw, row % F::NUMBERS);
                         }
                         let start = place.start + at / T::NUMBERS * place.width;
                         put::<S, T>(

@@ -139,6 +139,7 @@ impl Values<'_, '_, '_> {
 
     /// One register tile of outputs, kept in registers over all pieces.
     #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "by index, so that sums stay in registers")]
     fn block<S: Simd, T: ValueStep, const MR: usize, const NV: usize>(
         &mut self,
         s: S,
