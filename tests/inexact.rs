@@ -96,14 +96,13 @@ fn bits_do_not_depend_on_how_it_is_asked() {
         let want = answer::<E>(case, Place::Contiguous(64), level).bits();
         for block_size in [2, 6, 16, 64, 80, 144] {
             let place = Place::Paged(block_size, block_size as u64);
-            assert_eq!(
-                answer::<E>(case, place, level).bits(),
-                want,
-                "{} {level} {block_size}",
-                E::NAME
-            );
-            let chunks = in_chunks::<E>(case, place, level, numbers).bits();
-            assert_eq!(chunks, want, "{} {level} {block_size} in chunks {:?}", E::NAME, case.sizes);
+            let what = format!("{} at {level}, blocks of {block_size}", E::NAME);
+            assert!(answer::<E>(case, place, level).bits() == want, "{what}");
+            // A row that is not causal sees what comes after its chunk.
+            if case.rules.causal {
+                let chunks = in_chunks::<E>(case, place, level, numbers).bits();
+                assert!(chunks == want, "{what}, in chunks: {:?}", case.sizes);
+            }
         }
     }
     let mut numbers = Numbers::new(2);
