@@ -68,7 +68,9 @@
 //! the options, and on nothing else: not on the block table, the block size, contiguous or paged
 //! storage, how many rows are asked at once, what else is in the batch, or how many threads work.
 //! Levels form two classes, with fused multiply-add and without ([`Level::is_fused`]), and inside
-//! a class all give the same bits. Payloads of NaNs are nobody's promise.
+//! a class all give the same bits; those that round queries ([`Level::avx512_bf16`],
+//! [`Level::avx512_vnni`]) are in no class, and only had on request. Payloads of NaNs are nobody's
+//! promise.
 //!
 //! # The rooms
 //!
