@@ -13,7 +13,7 @@ use crate::kernel::dot::{Bf16Pairs, I8Quads, QUADS_TAIL, pack_quads};
 use crate::kernel::scores::Queries;
 use crate::kernel::softmax::Rule;
 use crate::kernel::step::Side;
-use crate::kernel::unpack::{ToF32, ToPairs, UnpackKeys, UnpackValues, gather_scales};
+use crate::kernel::unpack::{GatherScales, ToF32, ToPairs, UnpackKeys, UnpackValues};
 use crate::kernel::values::{Extent, Scales};
 use crate::kernel::{Piece, SPLIT, TILE, Tiles, USUAL_PIECES};
 use crate::simd::{LANES, Level, MOST_ROWS};
@@ -271,14 +271,10 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         if E::META_GROUP == 0 {
             return;
         }
-        let keys = groups::<E>(self.task.shape.kv().k_width());
-        for (index, row) in self.inputs.scales.iter_mut().enumerate() {
-            let start = match index.checked_sub(keys) {
-                None => self.layout.key_scales(index),
-                Some(index) => self.layout.value_scales(index),
-            };
-            gather_scales(tiles, start, row);
-        }
+        // The groups of the value's width follow those of the key's.
+        let (first, block_size) = (self.layout.key_scales(0), self.layout.shape().block_size());
+        let to = &mut *self.inputs.scales;
+        self.level.run(GatherScales { tiles, first, block_size, to });
     }
 
     /// Unpacks a head's tile, where that is how it is read.

@@ -270,7 +270,7 @@ impl<E: Element> Layout<E> {
     }
 
     /// Where a tile keeps the scales of a value's group, one a position, counted in `f32`.
-    #[inline(always)]
+    #[cfg(test)]
     pub(crate) fn value_scales(&self, group: usize) -> usize {
         self.key_scales(groups::<E>(self.shape.k_width()) + group)
     }

@@ -139,7 +139,11 @@ impl<T: KeyStep> Scores<'_, '_, '_, T> {
         for (cells, run) in cells.iter_mut().zip(&runs) {
             *cells = run.cells;
         }
-        let (stride, ahead) = (runs[0].stride, runs[0].ahead);
+        let stride = runs[0].stride;
+        let mut ahead = [0; NV];
+        for (ahead, run) in ahead.iter_mut().zip(&runs) {
+            *ahead = run.ahead;
+        }
         let columns = Columns { cells, stride, skip: 0, numbers: self.q.numbers, ahead };
         let mut rows: [&[T::Factor]; MR] = [&[]; MR];
         for (line, row) in rows.iter_mut().enumerate() {

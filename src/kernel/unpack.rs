@@ -202,17 +202,36 @@ fn one_of<S: Simd, F: Format>(s: S, raw: F::Raw<S>, index: usize) -> S::F32 {
     number
 }
 
-/// Copies the scales of a group to the positions of a tile.
-#[inline(always)]
-pub(crate) fn gather_scales(tiles: &Tiles<'_, '_>, start: usize, to: &mut super::ScoreRow) {
-    for piece in tiles.pieces {
-        let from: &[f32] = cells(piece, tiles.head, start + piece.row);
-        for at in (0..piece.len).step_by(LANES) {
-            // A line more than the tile has: what is copied too much is written over or not seen.
-            let place = to.get_mut(piece.at + at..).and_then(<[f32]>::first_chunk_mut::<LANES>);
-            match place {
-                Some(place) => *place = *sixteen(from, at),
-                None => cut::out_of_bounds(),
+/// Copies the scales of some groups to the positions of a tile.
+pub(crate) struct GatherScales<'u, 't, 'a> {
+    pub(crate) tiles: &'u Tiles<'t, 'a>,
+    /// Where the first group's scales begin in a tile, and how far it is to the next group's.
+    pub(crate) first: usize,
+    pub(crate) block_size: usize,
+    /// A row for each group.
+    pub(crate) to: &'u mut [super::ScoreRow],
+}
+
+impl Kernel for GatherScales<'_, '_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        let GatherScales { tiles, first, block_size, to } = self;
+        for (group, to) in to.iter_mut().enumerate() {
+            let start = first + group * block_size;
+            for (index, piece) in tiles.pieces.iter().enumerate() {
+                let from: &[f32] = cells(piece, tiles.head, start + piece.row);
+                let ahead = tiles.ahead(index);
+                for at in (0..piece.len).step_by(LANES) {
+                    // A line more than the tile has: what is copied too much is written over, or
+                    // not seen.
+                    let place = to.get_mut(piece.at + at..).and_then(<[f32]>::first_chunk_mut);
+                    let Some(place) = place else { cut::out_of_bounds() };
+                    let scales = sixteen(from, at);
+                    s.fetch_ahead(scales.as_ptr().cast::<u8>().wrapping_offset(ahead));
+                    s.store(s.load(scales), place);
+                }
             }
         }
     }

@@ -181,6 +181,7 @@ impl Values<'_, '_, '_> {
             }
             let numbers = extent.to - extent.from;
             let ahead = if S::AHEAD > 0 { self.tiles.ahead(index) } else { 0 };
+            let ahead = [ahead; NV];
             let columns = Columns { cells, stride: panel.width, skip, numbers, ahead };
             product::<S, T, MR, NV>(s, &mut acc, rows, columns);
         }

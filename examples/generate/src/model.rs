@@ -258,9 +258,13 @@ impl Model {
             let products: Vec<_> = self.pool.install(|| {
                 xs.par_iter().zip(&angles).map(product).collect::<Result<_, Error>>()
             })?;
-            (q.clear(), k.clear(), v.clear());
+            q.clear();
+            k.clear();
+            v.clear();
             for product in products {
-                (q.extend(product.0), k.extend(product.1), v.extend(product.2));
+                q.extend(product.0);
+                k.extend(product.1);
+                v.extend(product.2);
             }
             memory.attend(index, Rows { q: &q, k: &k, v: &v }, &mut out)?;
             let mut left = &out[..];
