@@ -139,10 +139,29 @@ fn fetch_ahead<S: Simd, T: Step, const MR: usize, const NV: usize>(
     let single = widened && T::NUMBERS == 1 && size_of::<T::Cell>() == 4;
     let all = if widened { MR > T::NUMBERS && !single } else { T::NUMBERS == 4 };
     // As many neighbouring runs as share a line.
-    let apart = if all { 4 / size_of::<T::Cell>() } else { NV };
-    for (run, ahead) in b.cells.iter().zip(b.ahead).step_by(apart) {
+    let apart = if all { 4 / size_of::<T::Cell>() } else { 4 };
+    // Written out: any loop over the runs stayed one, inside of the innermost.
+    fetch_one::<S, T, NV>(s, b, row, 0);
+    if apart == 1 {
+        fetch_one::<S, T, NV>(s, b, row, 1);
+        fetch_one::<S, T, NV>(s, b, row, 3);
+    }
+    if apart <= 2 {
+        fetch_one::<S, T, NV>(s, b, row, 2);
+    }
+}
+
+/// The line of one run, where there is one.
+#[inline(always)]
+fn fetch_one<S: Simd, T: Step, const NV: usize>(
+    s: S,
+    b: &Columns<'_, T::Cell, NV>,
+    row: usize,
+    index: usize,
+) {
+    if let (Some(run), Some(ahead)) = (b.cells.get(index), b.ahead.get(index)) {
         let line = run.as_ptr().wrapping_add(row * b.stride).cast::<u8>();
-        s.fetch_ahead(line.wrapping_offset(ahead));
+        s.fetch_ahead(line.wrapping_offset(*ahead));
     }
 }
 
