@@ -94,7 +94,7 @@ impl Arithmetic {
 }
 
 /// Up to this many rows of a KV head, narrow cells are widened on their way into the registers.
-pub(super) const UNPACK_ROWS: usize = 8;
+const UNPACK_ROWS: usize = 8;
 
 /// An unpacked tile, as if it were a block.
 pub(super) fn unpacked_piece(words: &[u32]) -> [Piece<'_>; 1] {
@@ -149,7 +149,7 @@ pub(super) fn work<K: KeyStep, V: ValueStep>(
 }
 
 /// The positions that all rows see, cut to whole cells of so many.
-pub(super) fn in_common(extents: &[Extent], together: usize) -> Extent {
+fn in_common(extents: &[Extent], together: usize) -> Extent {
     let from = extents.iter().map(|extent| extent.from).max().unwrap_or(0);
     let to = extents.iter().map(|extent| extent.to).min().unwrap_or(0);
     let from = from.next_multiple_of(together);
@@ -161,13 +161,13 @@ pub(super) fn in_common(extents: &[Extent], together: usize) -> Extent {
 /// Only the positions that all of them see are done together. A row never multiplies a value it
 /// does not see, not even by zero: 0 x inf and 0 x NaN are not 0. Rows with one extent stay
 /// together.
-pub(super) struct Ragged<'r> {
-    pub(super) first: usize,
-    pub(super) extents: &'r [Extent],
-    pub(super) common: Extent,
+struct Ragged<'r> {
+    first: usize,
+    extents: &'r [Extent],
+    common: Extent,
     /// Whether some row begins before the common positions, which then are still to be done.
-    pub(super) beginnings: bool,
-    pub(super) v_width: usize,
+    beginnings: bool,
+    v_width: usize,
 }
 
 impl Ragged<'_> {
@@ -260,7 +260,7 @@ impl Kernel for PackPairs<'_> {
 /// Which of a row's positions: its own ones before those that all rows of its batch see, those, or
 /// its own ones behind them.
 #[derive(Clone, Copy)]
-pub(super) enum Part {
+enum Part {
     Beginning,
     Middle,
     End,

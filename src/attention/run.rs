@@ -9,7 +9,7 @@ use crate::cut;
 use crate::element::float::Single;
 use crate::element::tile::{Layout, PANEL, Panels, groups};
 use crate::element::{Element, Widen};
-use crate::kernel::dot::{Bf16Pairs, I8Quads, QUADS_TAIL, pack_quads};
+use crate::kernel::dot::{Bf16Pairs, I8Quads, pack_quads};
 use crate::kernel::scores::Queries;
 use crate::kernel::softmax::Rule;
 use crate::kernel::step::Side;
@@ -358,21 +358,19 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             scales: Scales { rows: value_scales, group },
         };
         let (k_width, rows) = (kv.k_width(), batch.rows);
-        let q = Queries {
-            rows: cut::part(inputs.q, first * k_width, rows * k_width),
-            width: k_width,
-            first: 0,
-            first_row: 0,
-            numbers: k_width,
-        };
+        let q = cut::part(inputs.q, first * k_width, rows * k_width);
+        let plain = || Queries::whole(q, k_width, k_width);
+        let packed = |width| cut::part(inputs.packed, first * width, rows * width);
         let (one_key, one_value);
         let regions = &mut self.regions;
         let (level, v_width) = (self.level, kv.v_width());
         match self.arithmetic {
             Arithmetic::Plain { unpacked: false } => {
+                let q = plain();
                 work::<Widen<E::K>, Widen<E::V>>(level, regions, v_width, seen, q, keys, values);
             }
             Arithmetic::Plain { unpacked: true } => {
+                let q = plain();
                 one_key = unpacked_piece(inputs.keys);
                 one_value = unpacked_piece(inputs.values);
                 let keys = keys.unpacked(&one_key, Panels::new(k_width, TILE));
@@ -382,14 +380,8 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                 );
             }
             Arithmetic::Pairs { unpacked } if E::PAIRS || E::WHOLE => {
-                let width = k_width.div_ceil(2);
-                let q = Queries {
-                    rows: cut::part(inputs.packed, first * width, rows * width),
-                    width,
-                    first: 0,
-                    first_row: 0,
-                    numbers: 2 * width,
-                };
+                let width = self.arithmetic.packed_width(k_width);
+                let q = Queries::whole(packed(width), width, 2 * width);
                 if !unpacked {
                     work::<Bf16Pairs, Bf16Pairs>(level, regions, v_width, seen, q, keys, values);
                     return;
@@ -401,14 +393,8 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                 work::<Bf16Pairs, Bf16Pairs>(level, regions, v_width, seen, q, keys, values);
             }
             Arithmetic::Quads { unpacked } if E::QUADS => {
-                let width = k_width.div_ceil(4) + QUADS_TAIL;
-                let q = Queries {
-                    rows: cut::part(inputs.packed, first * width, rows * width),
-                    width,
-                    first: 0,
-                    first_row: 0,
-                    numbers: k_width.next_multiple_of(4),
-                };
+                let width = self.arithmetic.packed_width(k_width);
+                let q = Queries::whole(packed(width), width, k_width.next_multiple_of(4));
                 if !unpacked {
                     work::<I8Quads, Widen<E::V>>(level, regions, v_width, seen, q, keys, values);
                     return;

@@ -24,7 +24,7 @@ pub(crate) struct States<'a> {
 }
 
 /// Numbers to leave out so that a region starts on a line.
-pub(super) fn to_line(scratch: &[f32]) -> usize {
+fn to_line(scratch: &[f32]) -> usize {
     scratch.as_ptr().align_offset(LINE).min(LANES)
 }
 
@@ -84,7 +84,7 @@ impl<'a> Regions<'a> {
         item: &Item,
         arithmetic: Arithmetic,
     ) -> (Self, Inputs<'a>) {
-        let rows = item.heads.len() * item.rows_per_head(shape);
+        let rows = item.rows(shape);
         let (k_width, v_width) = (shape.kv().k_width(), shape.kv().v_width());
         let stride = v_width.next_multiple_of(LANES);
         let (mut outs, mut heads, mut rest) = states(scratch, rows, stride);
@@ -125,17 +125,17 @@ impl<'a> Regions<'a> {
     }
 }
 
-pub(super) const EMPTY: [f32; 2] = [Head::EMPTY.max, Head::EMPTY.denom];
+const EMPTY: [f32; 2] = [Head::EMPTY.max, Head::EMPTY.denom];
 
 /// Cuts off `len` numbers that start on a line.
-pub(super) fn region(scratch: &mut [f32], len: usize) -> (&mut [f32], &mut [f32]) {
+fn region(scratch: &mut [f32], len: usize) -> (&mut [f32], &mut [f32]) {
     let line = to_line(scratch);
     let (_, rest) = cut::split(scratch, line);
     cut::split(rest, len)
 }
 
 /// Cuts off the output rows and the heads of so many states.
-pub(super) fn states(
+fn states(
     scratch: &mut [f32],
     rows: usize,
     stride: usize,
@@ -187,8 +187,7 @@ impl<E: Element> Kernel for Finish<'_, '_, '_, E> {
         let shape = &task.shape;
         let options: &Resolved<'_> = &task.options;
         let (width, group) = (shape.kv().v_width(), shape.group());
-        let rows = item.rows_per_head(shape);
-        let states = States::of(scratch, item.heads.len() * rows, width);
+        let states = States::of(scratch, item.rows(shape), width);
         let mut index = 0;
         for head in item.heads.clone() {
             for query in item.rows.clone() {

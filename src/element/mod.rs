@@ -55,7 +55,7 @@ use bytemuck::Pod;
 
 use crate::attention::Job;
 use crate::simd::product::Step;
-use crate::simd::{LANES, RowsKernel, Simd};
+use crate::simd::{Kernel, LANES, Level, RowsKernel, Simd};
 use tile::Layout;
 
 mod sealed {
@@ -177,6 +177,11 @@ impl<F: Format> Step for Widen<F> {
     const NUMBERS: usize = F::NUMBERS;
     const FACTORS: usize = F::NUMBERS;
     const ROWS: usize = F::ROWS;
+
+    #[inline(always)]
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
+        level.run(kernel)
+    }
 
     #[inline(always)]
     fn run_rows<S: Simd, K: RowsKernel>(s: S, rows: usize, kernel: K) {

@@ -34,19 +34,6 @@ macro_rules! every_type {
     };
 }
 
-/// Calls a function for every stored type.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! for_every_type {
-    ($call:ident($($with:expr),*)) => {
-        $call::<f32>($($with),*);
-        $call::<$crate::f16>($($with),*);
-        $call::<$crate::bf16>($($with),*);
-        $call::<$crate::Int8>($($with),*);
-        $call::<$crate::Int4>($($with),*);
-    };
-}
-
 /// Whether this is the type that every test runs for in full.
 pub fn is_f32<E: Element>() -> bool {
     E::NAME == <f32 as Element>::NAME

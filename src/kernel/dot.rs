@@ -5,10 +5,10 @@
 
 use super::scores::KeyStep;
 use super::values::{Extent, ValueStep};
-use super::{ScoreRow, TILE};
+use super::{ScoreRow, TILE, scale};
 use crate::cut;
 use crate::simd::product::Step;
-use crate::simd::{Kernel, LANES, Level, MOST_ROWS, RowsKernel, Simd};
+use crate::simd::{Kernel, LANES, Level, MOST_ROWS, Simd};
 
 /// Pairs of bf16. One factor is a pair, too; products of a pair are added in the processor's
 /// order, with sums that are denormal taken for zero.
@@ -25,8 +25,8 @@ impl Step for Bf16Pairs {
     const ROWS: usize = MOST_ROWS;
 
     #[inline(always)]
-    fn run_rows<S: Simd, K: RowsKernel>(s: S, rows: usize, kernel: K) {
-        s.run_rows(rows, kernel);
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
+        level.run_bf16(kernel)
     }
 
     #[inline(always)]
@@ -66,11 +66,6 @@ impl Step for Bf16Pairs {
 
 impl KeyStep for Bf16Pairs {
     #[inline(always)]
-    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
-        level.run_bf16(kernel)
-    }
-
-    #[inline(always)]
     fn score<S: Simd>(_: S, sum: S::F32, _: &[u32]) -> S::F32 {
         sum
     }
@@ -78,11 +73,6 @@ impl KeyStep for Bf16Pairs {
 
 impl ValueStep for Bf16Pairs {
     const PLAIN: bool = false;
-
-    #[inline(always)]
-    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
-        level.run_bf16(kernel)
-    }
 
     #[inline(always)]
     fn resume<S: Simd>(_: S, sum: S::F32) -> S::F32 {
@@ -104,10 +94,7 @@ impl ValueStep for Bf16Pairs {
     ) {
         let mut row = *weights;
         if let Some(scales) = scales {
-            let vectors = row.as_chunks_mut().0.iter_mut().zip(scales.as_chunks().0);
-            for (weight, scale) in vectors.take(TILE / LANES) {
-                s.store(s.mul(s.load(weight), s.load(scale)), weight);
-            }
+            scale(s, &mut row, scales);
         }
         cut::part_mut(&mut row, 0, extent.from).fill(0.0);
         cut::part_mut(&mut row, extent.to, TILE - extent.to).fill(0.0);
@@ -150,8 +137,8 @@ impl Step for I8Quads {
     const ROWS: usize = MOST_ROWS;
 
     #[inline(always)]
-    fn run_rows<S: Simd, K: RowsKernel>(s: S, rows: usize, kernel: K) {
-        s.run_rows(rows, kernel);
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
+        level.run_i8(kernel)
     }
 
     #[inline(always)]
@@ -181,11 +168,6 @@ impl Step for I8Quads {
 }
 
 impl KeyStep for I8Quads {
-    #[inline(always)]
-    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
-        level.run_i8(kernel)
-    }
-
     #[inline(always)]
     fn score<S: Simd>(s: S, sum: S::Bits, row: &[u32]) -> S::F32 {
         match row.last_chunk::<QUADS_TAIL>() {

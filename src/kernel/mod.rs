@@ -32,7 +32,7 @@ pub(crate) mod unpack;
 pub(crate) mod values;
 
 use crate::element::{Format, Widen};
-use crate::simd::{Kernel, Level, Simd};
+use crate::simd::{LANES, Simd};
 
 /// Positions in a softmax tile.
 ///
@@ -102,12 +102,16 @@ impl Tiles<'_, '_> {
     }
 }
 
-impl<F: Format> scores::KeyStep for Widen<F> {
-    #[inline(always)]
-    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
-        level.run(kernel)
+/// Multiplies the numbers of a tile by their positions' scales.
+#[inline(always)]
+fn scale<S: Simd>(s: S, row: &mut ScoreRow, scales: &ScoreRow) {
+    let vectors = row.as_chunks_mut().0.iter_mut().zip(scales.as_chunks().0);
+    for (number, scale) in vectors.take(TILE / LANES) {
+        s.store(s.mul(s.load(number), s.load(scale)), number);
     }
+}
 
+impl<F: Format> scores::KeyStep for Widen<F> {
     #[inline(always)]
     fn score<S: Simd>(_: S, sum: S::F32, _: &[f32]) -> S::F32 {
         sum
@@ -118,11 +122,6 @@ impl<F: Format> values::ValueStep for Widen<F> {
     const PLAIN: bool = true;
 
     #[inline(always)]
-    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output {
-        level.run(kernel)
-    }
-
-    #[inline(always)]
     fn factors<S: Simd>(
         s: S,
         weights: &ScoreRow,
@@ -130,7 +129,8 @@ impl<F: Format> values::ValueStep for Widen<F> {
         _: values::Extent,
         factors: &mut ScoreRow,
     ) {
-        let vectors = weights.as_chunks().0.iter().zip(factors.as_chunks_mut().0).take(TILE / 16);
+        let vectors =
+            weights.as_chunks().0.iter().zip(factors.as_chunks_mut().0).take(TILE / LANES);
         match scales {
             // Products at positions that are not seen are met by no value.
             Some(scales) => {

@@ -7,13 +7,10 @@ use super::{ScoreRow, Tiles};
 use crate::cut;
 use crate::element::tile::{PANEL, Panels};
 use crate::simd::product::{Columns, Step, columns, product};
-use crate::simd::{Kernel, LANES, Level, Simd};
+use crate::simd::{LANES, Simd};
 
 /// How a sum becomes a score.
 pub(crate) trait KeyStep: Step {
-    /// Runs a kernel of this step at the level, which has it.
-    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output;
-
     /// The score of sixteen keys; `row` is the query row that was multiplied.
     fn score<S: Simd>(s: S, sum: Self::Sum<S>, row: &[Self::Factor]) -> S::F32;
 }
@@ -29,6 +26,13 @@ pub(crate) struct Queries<'k, F> {
     pub(crate) first_row: usize,
     /// Numbers of a key that are used.
     pub(crate) numbers: usize,
+}
+
+impl<'k, F> Queries<'k, F> {
+    /// Rows of `width` factors of which all are used.
+    pub(crate) fn whole(rows: &'k [F], width: usize, numbers: usize) -> Self {
+        Queries { rows, width, first: 0, first_row: 0, numbers }
+    }
 }
 
 /// Writes the products of some query rows with the keys of some tiles into `out`, at the positions'

@@ -6,7 +6,7 @@ use super::exp::exp2;
 use super::scores::{KeyStep, Queries, Scores};
 use super::softmax::{Rule, Transform, raise, weigh};
 use super::values::{Extent, Scales, ValueStep, Values};
-use super::{Piece, ScoreRow, TILE, Tiles};
+use super::{Piece, ScoreRow, TILE, Tiles, scale};
 use crate::cut;
 use crate::element::tile::Panels;
 use crate::simd::{Kernel, LANES, RowsKernel, Simd};
@@ -167,15 +167,6 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
             stride: step.stride,
         };
         values.compute::<S, V, MR>(s);
-    }
-}
-
-/// Multiplies the scores of a tile by their positions' scales.
-#[inline(always)]
-fn scale<S: Simd>(s: S, row: &mut ScoreRow, scales: &ScoreRow) {
-    let vectors = row.as_chunks_mut().0.iter_mut().zip(scales.as_chunks().0);
-    for (score, scale) in vectors.take(TILE / LANES) {
-        s.store(s.mul(s.load(score), s.load(scale)), score);
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Piece, ScoreRow, TILE, Tiles, WIDTH};
 use crate::cut;
 use crate::element::tile::{PANEL, Panels};
 use crate::simd::product::{Columns, Step, columns, product};
-use crate::simd::{Kernel, LANES, Level, RowsKernel, Simd};
+use crate::simd::{Kernel, LANES, RowsKernel, Simd};
 
 /// Positions of a softmax tile, `from .. to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +41,6 @@ impl Extent {
 
 /// How values are weighted.
 pub(crate) trait ValueStep: Step {
-    /// Runs a kernel of this step at the level, which has it.
-    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output;
-
     /// Whether factors are the weights themselves, if there are no scales.
     const PLAIN: bool;
 

@@ -74,13 +74,9 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn run_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
         match rows {
-            1 => self.run(ForRows::<K, 1>(kernel)),
-            2 => self.run(ForRows::<K, 2>(kernel)),
-            3 => self.run(ForRows::<K, 3>(kernel)),
-            4 => self.run(ForRows::<K, 4>(kernel)),
             5 => self.run(ForRows::<K, 5>(kernel)),
             6 => self.run(ForRows::<K, 6>(kernel)),
-            _ => out_of_bounds(),
+            _ => self.run_few_rows(rows, kernel),
         }
     }
 

@@ -96,15 +96,11 @@ impl<const DOT: u8> Simd for Avx512<DOT> {
     #[inline(always)]
     fn run_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
         match rows {
-            1 => self.run(ForRows::<K, 1>(kernel)),
-            2 => self.run(ForRows::<K, 2>(kernel)),
-            3 => self.run(ForRows::<K, 3>(kernel)),
-            4 => self.run(ForRows::<K, 4>(kernel)),
             5 => self.run(ForRows::<K, 5>(kernel)),
             6 => self.run(ForRows::<K, 6>(kernel)),
             7 => self.run(ForRows::<K, 7>(kernel)),
             8 => self.run(ForRows::<K, 8>(kernel)),
-            _ => out_of_bounds(),
+            _ => self.run_few_rows(rows, kernel),
         }
     }
 

@@ -213,7 +213,10 @@ impl Level {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Tier::Avx512Bf16(token) => token.run(kernel),
-            _ => out_of_bounds(),
+            _ => {
+                let _ = kernel;
+                out_of_bounds()
+            }
         }
     }
 
@@ -227,7 +230,10 @@ impl Level {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Tier::Avx512Vnni(token) => token.run(kernel),
-            _ => out_of_bounds(),
+            _ => {
+                let _ = kernel;
+                out_of_bounds()
+            }
         }
     }
 

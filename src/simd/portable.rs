@@ -54,17 +54,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn run_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
         match rows {
-            1 => self.run(ForRows::<K, 1>(kernel)),
-            2 => self.run(ForRows::<K, 2>(kernel)),
-            #[cfg(any(target_arch = "aarch64", target_feature = "avx"))]
-            3 => self.run(ForRows::<K, 3>(kernel)),
-            #[cfg(any(target_arch = "aarch64", target_feature = "avx"))]
-            4 => self.run(ForRows::<K, 4>(kernel)),
             #[cfg(any(target_arch = "aarch64", target_feature = "avx"))]
             5 => self.run(ForRows::<K, 5>(kernel)),
             #[cfg(any(target_arch = "aarch64", target_feature = "avx"))]
             6 => self.run(ForRows::<K, 6>(kernel)),
-            _ => out_of_bounds(),
+            _ => self.run_few_rows(rows, kernel),
         }
     }
 

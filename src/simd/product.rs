@@ -9,7 +9,7 @@
 //! call. Each element of C is one chain in the order of B's numbers, whatever the tile's size: that
 //! is why a row's result does not depend on what else is in the tile.
 
-use super::{LANES, RowsKernel, Simd};
+use super::{Kernel, LANES, Level, RowsKernel, Simd};
 use crate::cut::out_of_bounds;
 
 /// What a cell of B holds, and how the factors that meet it are added up.
@@ -30,8 +30,14 @@ pub(crate) trait Step: Copy + 'static {
     /// The most rows that are worth a register tile, see [`Simd::ROWS`].
     const ROWS: usize;
 
+    /// Runs a kernel of this step at the level, which has it.
+    fn run<K: Kernel>(level: Level, kernel: K) -> K::Output;
+
     /// Runs a kernel of this step for so many rows, at most [`Step::ROWS`] and [`Simd::ROWS`].
-    fn run_rows<S: Simd, K: RowsKernel>(s: S, rows: usize, kernel: K);
+    #[inline(always)]
+    fn run_rows<S: Simd, K: RowsKernel>(s: S, rows: usize, kernel: K) {
+        s.run_rows(rows, kernel);
+    }
 
     /// Nothing added yet.
     fn zero<S: Simd>(s: S) -> Self::Sum<S>;

@@ -49,10 +49,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn run_rows<K: RowsKernel>(self, rows: usize, kernel: K) {
-        match rows {
-            1 => self.run(ForRows::<K, 1>(kernel)),
-            _ => out_of_bounds(),
-        }
+        self.run_few_rows(rows, kernel);
     }
 
     #[inline(always)]
