@@ -1,18 +1,17 @@
 //! How a stored type is multiplied at a level, and one step of the walk done that way.
 
 use core::marker::PhantomData;
-use core::ops::Range;
 
 use super::scratch::Regions;
 use crate::cut;
 use crate::element::{Element, Format};
-use crate::kernel::dot::{QUADS_TAIL, pack_pairs};
+use crate::kernel::dot::QUADS_TAIL;
 use crate::kernel::scores::{KeyStep, Queries};
 use crate::kernel::softmax::Rule;
 use crate::kernel::step::{Side, Step};
-use crate::kernel::values::{Apart, Extent, ValueStep, Values};
+use crate::kernel::values::{Extent, ValueStep};
 use crate::kernel::{Piece, TILE};
-use crate::simd::{Kernel, LANES, Level, Simd};
+use crate::simd::{LANES, Level};
 
 /// Which rows a step works on, and what they see of its tile.
 #[derive(Clone, Copy)]
@@ -105,7 +104,7 @@ pub(super) fn unpacked_piece(words: &[u32]) -> [Piece<'_>; 1] {
     }
 }
 
-/// A [`Step`], and the values of rows that do not see the same positions.
+/// One [`Step`].
 pub(super) fn work<K: KeyStep, V: ValueStep>(
     level: Level,
     regions: &mut Regions<'_>,
@@ -117,10 +116,6 @@ pub(super) fn work<K: KeyStep, V: ValueStep>(
 ) {
     let Seen { first, rows, extent, extents, rules } = seen;
     let stride = regions.stride;
-    let mut shrink = [0.0; LANES];
-    // Positions that share a factor stay together.
-    let common = extents.map_or(extent, |extents| in_common(extents, V::NUMBERS / V::FACTORS));
-    let beginnings = extents.is_some_and(|rows| rows.iter().any(|row| row.from < common.from));
     let mut step = Step::<K, V> {
         q,
         keys,
@@ -128,140 +123,14 @@ pub(super) fn work<K: KeyStep, V: ValueStep>(
         v_width,
         extent,
         extents,
-        common: if beginnings { Extent::EMPTY } else { common },
         rules,
         scores: regions.scores,
         factors: regions.factors,
         heads: cut::part_mut(regions.heads, first, rows),
         outs: cut::part_mut(regions.outs, first * stride, rows * stride),
         stride,
-        shrink: &mut shrink,
+        shrink: &mut [0.0; LANES],
         arithmetic: PhantomData,
     };
     K::run(level, &mut step);
-    if let Some(extents) = extents {
-        if !beginnings && !common.is_empty() {
-            shrink.fill(1.0);
-        }
-        let ragged = Ragged { first, extents, common, beginnings, v_width };
-        ragged.add::<V>(level, regions, &values, &mut shrink);
-    }
-}
-
-/// The positions that all rows see, cut to whole cells of so many.
-fn in_common(extents: &[Extent], together: usize) -> Extent {
-    let from = extents.iter().map(|extent| extent.from).max().unwrap_or(0);
-    let to = extents.iter().map(|extent| extent.to).min().unwrap_or(0);
-    let from = from.next_multiple_of(together);
-    Extent { from, to: (to - to % together).max(from) }
-}
-
-/// Rows that end at different positions: the edge of causality or of a window.
-///
-/// Only the positions that all of them see are done together. A row never multiplies a value it
-/// does not see, not even by zero: 0 x inf and 0 x NaN are not 0. Rows with one extent stay
-/// together.
-struct Ragged<'r> {
-    first: usize,
-    extents: &'r [Extent],
-    common: Extent,
-    /// Whether some row begins before the common positions, which then are still to be done.
-    beginnings: bool,
-    v_width: usize,
-}
-
-impl Ragged<'_> {
-    /// First each row's own beginning, then the common middle, then each row's own end.
-    fn add<V: ValueStep>(
-        &self,
-        level: Level,
-        regions: &mut Regions<'_>,
-        side: &Side<'_, '_>,
-        shrink: &mut [f32; LANES],
-    ) {
-        let Ragged { extents, common, .. } = *self;
-        let parts = [Part::Beginning, Part::Middle, Part::End];
-        for part in cut::from(&parts, if self.beginnings { 0 } else { 2 }) {
-            let mut line = 0;
-            while line < extents.len() {
-                let own = *cut::one(extents, line);
-                let same = cut::from(extents, line).iter().take_while(|extent| **extent == own);
-                let (lines, extent) = match part {
-                    Part::Beginning => {
-                        (same.count(), Extent { from: own.from, to: own.to.min(common.from) })
-                    }
-                    Part::Middle => (extents.len(), common),
-                    Part::End => {
-                        (same.count(), Extent { from: own.from.max(common.to), to: own.to })
-                    }
-                };
-                if !extent.is_empty() {
-                    self.some::<V>(level, regions, side, shrink, extent, line..line + lines);
-                }
-                line += lines;
-            }
-        }
-    }
-
-    /// Adds the values in an extent to some rows, at most four at once.
-    fn some<V: ValueStep>(
-        &self,
-        level: Level,
-        regions: &mut Regions<'_>,
-        side: &Side<'_, '_>,
-        shrink: &mut [f32; LANES],
-        extent: Extent,
-        rows: Range<usize>,
-    ) {
-        let stride = regions.stride;
-        let most = level.rows().min(4);
-        let mut line = rows.start;
-        while line < rows.end {
-            let lines = most.min(rows.end - line);
-            let first = self.first + line;
-            let shrink = cut::part_mut(shrink, line, lines);
-            let values = Values {
-                weights: cut::part(regions.scores, line, lines),
-                factors: regions.factors,
-                scales: side.scales,
-                shrink,
-                extent,
-                tiles: &side.tiles,
-                panels: side.panels,
-                v_width: self.v_width,
-                outs: cut::part_mut(regions.outs, first * stride, lines * stride),
-                stride,
-            };
-            V::run(level, Apart(values, PhantomData::<V>));
-            // What has shrunk once must not shrink again.
-            shrink.fill(1.0);
-            line += lines;
-        }
-    }
-}
-
-/// [`pack_pairs`], with the level's instructions.
-pub(super) struct PackPairs<'p> {
-    pub(super) row: &'p [f32],
-    pub(super) packed: &'p mut [u32],
-}
-
-impl Kernel for PackPairs<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call<S: Simd>(self, s: S) {
-        if S::DOT_BF16 {
-            pack_pairs(s, self.row, self.packed);
-        }
-    }
-}
-
-/// Which of a row's positions: its own ones before those that all rows of its batch see, those, or
-/// its own ones behind them.
-#[derive(Clone, Copy)]
-enum Part {
-    Beginning,
-    Middle,
-    End,
 }

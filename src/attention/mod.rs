@@ -12,6 +12,7 @@
 mod arithmetic;
 mod options;
 mod output;
+mod queries;
 mod run;
 mod scratch;
 mod state;
@@ -269,8 +270,9 @@ fn every_item<E: Element>(
 ) {
     let size = ItemSize::new(&task.shape, n_q);
     let (n_kv_heads, len) = (task.shape.kv().n_kv_heads(), task.member(0).view.len());
-    for head in (0..n_kv_heads).step_by(size.heads) {
-        for row in (0..n_q).step_by(size.rows) {
+    for row in (0..n_q).step_by(size.rows) {
+        // Heads inside: the rows of a query stand side by side, and so do their pages.
+        for head in (0..n_kv_heads).step_by(size.heads) {
             let item = Item {
                 sequences: 0..1,
                 heads: head..head + size.heads,

@@ -2,7 +2,8 @@
 
 use core::marker::PhantomData;
 
-use super::arithmetic::{Arithmetic, PackPairs, Seen, unpacked_piece, work};
+use super::arithmetic::{Arithmetic, Seen, unpacked_piece, work};
+use super::queries::{LoadQueries, PackPairs};
 use super::scratch::{CloseSplit, Inputs, Regions};
 use super::task::{Item, Member, Task};
 use crate::cut;
@@ -47,6 +48,8 @@ impl<E: Element> Job<'_, '_, E> {
 struct Tile<'t, 'a> {
     /// Its first position.
     start: usize,
+    /// Whether it is the first one of its rows.
+    opens: bool,
     pieces: &'t [Piece<'a>],
     /// The pieces of the next tile.
     next: &'t [Piece<'a>],
@@ -114,11 +117,10 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
 
     /// Goes over the tiles; `room` is for the pieces of two of them.
     fn walk(&mut self, room: &mut [Piece<'a>]) {
-        self.load_queries();
-        self.pack_queries();
         let (any, all) = self.seen_by_rows();
         let (first, count) = (self.item.sequences.start, self.item.sequences.len());
-        let (mut start, mut sequence) = (any.from / TILE * TILE, first);
+        let opening = any.from / TILE * TILE;
+        let (mut start, mut sequence) = (opening, first);
         let (mut here, mut there) = cut::split(room, room.len() / 2);
         let mut found = find_pieces(&self.task.member(first).view, start, any.to, there);
         while start < any.to {
@@ -142,7 +144,8 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             let next_sequence = if last { first } else { sequence + 1 };
             found = find_pieces(&self.task.member(next_sequence).view, next_start, any.to, there);
             let (next, first_row) = (cut::part(there, 0, found), (sequence - first) * rows);
-            self.tile(Tile { start, pieces, next, first_row, rows, extent });
+            let opens = start == opening;
+            self.tile(Tile { start, opens, pieces, next, first_row, rows, extent });
             (start, sequence) = (next_start, next_sequence);
             let merges = last && !self.regions.total_heads.is_empty();
             if merges && (start.is_multiple_of(SPLIT) || start >= any.to) {
@@ -196,40 +199,36 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         (self.task.member(self.item.sequences.start + sequence), self.item.rows.start + query)
     }
 
-    /// Copies the item's query rows, scaled, head by head.
-    fn load_queries(&mut self) {
+    /// Copies query rows of a head, scaled, and rounds them for the dot product at hand: all heads
+    /// of a group that begin among these rows.
+    fn load_queries(&mut self, Batch { head, row, rows }: Batch) {
         let shape = &self.task.shape;
         let (width, group) = (shape.kv().k_width(), shape.group());
-        let mut places = self.inputs.q.chunks_exact_mut(width);
-        for head in self.item.heads.clone() {
-            for sequence in self.item.sequences.clone() {
-                let first = self.task.member(sequence).first;
-                for query in self.item.rows.clone() {
-                    let place = (first + query) * shape.n_heads() + head * group;
-                    let from = cut::part(self.task.q, place * width, group * width);
-                    for from in from.chunks_exact(width) {
-                        let Some(to) = places.next() else { cut::out_of_bounds() };
-                        for (scaled, number) in to.iter_mut().zip(from) {
-                            *scaled = *number * self.task.options.query_scale;
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Rounds the query rows for the dot product at hand.
-    fn pack_queries(&mut self) {
-        let width = self.task.shape.kv().k_width();
         let packed_width = self.arithmetic.packed_width(width);
-        if packed_width == 0 {
-            return;
-        }
-        let rows = self.inputs.q.chunks_exact(width);
-        for (row, packed) in rows.zip(self.inputs.packed.chunks_exact_mut(packed_width)) {
-            match self.arithmetic {
-                Arithmetic::Quads { .. } => pack_quads(row, packed),
-                _ => self.level.run_bf16(PackPairs { row, packed }),
+        let place = |at: &Self, row: usize| {
+            let (member, query) = at.query(row);
+            let query = (member.first + query) * shape.n_heads();
+            (query + (at.item.heads.start + head) * group) * width
+        };
+        for row in (row.next_multiple_of(group)..row + rows).step_by(group) {
+            let from = cut::part(self.task.q, place(self, row), group * width);
+            let first = head * self.rows_per_head + row;
+            self.level.run(LoadQueries {
+                from,
+                scale: self.task.options.query_scale,
+                to: cut::part_mut(self.inputs.q, first * width, group * width),
+            });
+            if packed_width == 0 {
+                continue;
+            }
+            let rows = cut::part(self.inputs.q, first * width, group * width).chunks_exact(width);
+            let packed =
+                cut::part_mut(self.inputs.packed, first * packed_width, group * packed_width);
+            for (row, packed) in rows.zip(packed.chunks_exact_mut(packed_width)) {
+                match self.arithmetic {
+                    Arithmetic::Quads { .. } => pack_quads(row, packed),
+                    _ => self.level.run_bf16(PackPairs { row, packed }),
+                }
             }
         }
     }
@@ -252,9 +251,13 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             let mut row = tile.first_row;
             while row < tile.first_row + tile.rows {
                 let rows = rows.min(tile.first_row + tile.rows - row);
+                let batch = Batch { head, row, rows };
+                if tile.opens {
+                    self.load_queries(batch);
+                }
                 // Only the first rows ask for what is next; the others find it on its way.
                 let next = if row == tile.first_row { tiles.next } else { &[] };
-                self.step(&tile, Batch { head, row, rows }, Tiles { next, ..tiles });
+                self.step(&tile, batch, Tiles { next, ..tiles });
                 row += rows;
             }
         }

@@ -5,7 +5,7 @@
 
 use super::scores::KeyStep;
 use super::values::{Extent, ValueStep};
-use super::{ScoreRow, TILE, scale};
+use super::{LANE, ScoreRow};
 use crate::cut;
 use crate::simd::product::Step;
 use crate::simd::{Kernel, LANES, Level, MOST_ROWS, Simd};
@@ -92,15 +92,19 @@ impl ValueStep for Bf16Pairs {
         extent: Extent,
         factors: &mut ScoreRow,
     ) {
-        let mut row = *weights;
-        if let Some(scales) = scales {
-            scale(s, &mut row, scales);
-        }
-        cut::part_mut(&mut row, 0, extent.from).fill(0.0);
-        cut::part_mut(&mut row, extent.to, TILE - extent.to).fill(0.0);
         let words = bytemuck::must_cast_slice_mut::<f32, u32>(factors);
-        for (numbers, words) in row.as_chunks().0.iter().zip(words.as_chunks_mut().0) {
-            s.store_bf16(s.load(numbers), words);
+        let (from, to) = (s.splat(extent.from as f32), s.splat(extent.to as f32));
+        let nothing = s.splat(0.0);
+        // What is not seen may be anything here, and its scale, too.
+        for vector in extent.from / LANES..extent.to.div_ceil(LANES) {
+            let mut weight = s.load(cut::one(weights.as_chunks().0, vector));
+            if let Some(scales) = scales {
+                weight = s.mul(weight, s.load(cut::one(scales.as_chunks().0, vector)));
+            }
+            let position = s.add(s.splat((vector * LANES) as f32), s.load(&LANE));
+            let weight = s.select_less(position, to, weight, nothing);
+            let weight = s.select_less(position, from, nothing, weight);
+            s.store_bf16(weight, cut::one_mut(words.as_chunks_mut().0, vector));
         }
     }
 }

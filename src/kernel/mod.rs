@@ -54,6 +54,10 @@ pub(crate) type ScoreRow = [f32; TILE + 16];
 /// Numbers in a [`ScoreRow`].
 pub(crate) const WIDTH: usize = size_of::<ScoreRow>() / size_of::<f32>();
 
+/// The number of each lane.
+pub(crate) const LANE: [f32; LANES] =
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+
 /// Neighbouring positions of one block, inside one K panel and one softmax tile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a> {

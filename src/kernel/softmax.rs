@@ -2,7 +2,7 @@
 
 use super::exp::{exp2, tanh};
 use super::values::Extent;
-use super::{ScoreRow, TILE};
+use super::{LANE, ScoreRow, TILE};
 use crate::cut;
 use crate::simd::{Kernel, LANES, Simd};
 
@@ -22,28 +22,19 @@ impl Rule {
     pub(crate) const NONE: Rule = Rule { cap: None, slope: None, distance: 0.0 };
 }
 
-const LANE: [f32; LANES] =
-    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
-
-/// The first half of the softmax of one row over one tile: raises the running maximum and returns
-/// by how much, as a number that is not positive; two to its power is the factor by which the row's
-/// output and denominator shrink. Scores outside the extent become -inf.
+/// The largest score of one row in a tile. Scores outside the extent become -inf.
 ///
-/// A state is `[maximum, denominator]`.
+/// The running maximum rises to it, and the row's output and denominator shrink by two to the power
+/// of what it rose by, `old - new`:
 ///
 /// - No score at all, or only -inf so far: nothing changes (there is no `-inf - -inf`).
 /// - A score of +inf takes everything, shared evenly between all +inf: the limit of a finite
 ///   score that grows, instead of `inf - inf`.
 /// - A NaN score makes the row NaN.
 #[inline(always)]
-pub(crate) fn raise<S: Simd>(
-    s: S,
-    row: &mut ScoreRow,
-    extent: Extent,
-    state: &mut [f32; 2],
-) -> f32 {
+pub(crate) fn maximum<S: Simd>(s: S, row: &mut ScoreRow, extent: Extent) -> f32 {
     if extent.is_empty() {
-        return 0.0;
+        return f32::NEG_INFINITY;
     }
     let most = if let Some(vectors) = whole(row, extent) {
         let [a, b, c, d] = vectors;
@@ -64,17 +55,11 @@ pub(crate) fn raise<S: Simd>(
         }
         most
     };
-    let (most, old) = (s.reduce_max(most), state[0]);
-    // False where the tile's maximum is a NaN, so that `max` itself never is one.
-    if most > old {
-        state[0] = most;
-        old - most
-    } else {
-        0.0
-    }
+    s.reduce_max(most)
 }
 
-/// The second half: turns the scores into weights relative to the maximum and adds them up.
+/// Turns the scores into weights relative to the maximum and adds them up. A state is `[maximum,
+/// denominator]`.
 #[inline(always)]
 pub(crate) fn weigh<S: Simd>(
     s: S,

@@ -4,8 +4,8 @@ use core::marker::PhantomData;
 
 use super::exp::exp2;
 use super::scores::{KeyStep, Queries, Scores};
-use super::softmax::{Rule, Transform, raise, weigh};
-use super::values::{Extent, Scales, ValueStep, Values};
+use super::softmax::{Rule, Transform, maximum, weigh};
+use super::values::{Apart, Extent, Scales, ValueStep, Values};
 use super::{Piece, ScoreRow, TILE, Tiles, scale};
 use crate::cut;
 use crate::element::tile::Panels;
@@ -25,8 +25,6 @@ pub(crate) struct Step<'s, 'k, 'a, K: KeyStep, V> {
     pub(crate) extent: Extent,
     /// What each row sees, where they differ.
     pub(crate) extents: Option<&'s [Extent]>,
-    /// The positions whose values are added here; what rows see beside them is left to the caller.
-    pub(crate) common: Extent,
     /// What is done to the scores of each row; empty where nothing is.
     pub(crate) rules: &'s [Rule],
     /// Takes the scores, and the weights after that.
@@ -83,8 +81,9 @@ impl<K: KeyStep, V: ValueStep> RowsKernel for &mut Step<'_, '_, '_, K, V> {
         let mut rows = Rows::<K, V, MR>(self);
         rows.scores(s);
         rows.softmax(s);
-        if !rows.0.common.is_empty() {
-            rows.values(s);
+        match rows.0.extents {
+            None => rows.values(s, rows.0.extent),
+            Some(extents) => rows.values_of_each(s, extents),
         }
     }
 }
@@ -134,39 +133,87 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
             let row = cut::one_mut(step.scores, line);
             s.run(Transform { row, extent: extents[line], rule: *rule });
         }
-        let mut rises = [0.0; LANES];
+        // Without a branch: which tiles raise a maximum nobody foresees.
+        let (mut most, mut old) = ([f32::NEG_INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+        for line in 0..MR {
+            most[line] = maximum(s, cut::one_mut(step.scores, line), extents[line]);
+            old[line] = cut::one(step.heads, line)[0];
+        }
+        let mut maxima = [0.0; LANES];
+        let (most, old) = (s.load(&most), s.load(&old));
+        // False where the tile's maximum is a NaN, so that a maximum itself never is one.
+        s.store(s.select_less(old, most, most, old), &mut maxima);
+        let rise = s.select_less(old, most, s.sub(old, most), s.splat(0.0));
+        s.store(exp2(s, rise), step.shrink);
         for line in 0..MR {
             let (scores, head) = (cut::one_mut(step.scores, line), cut::one_mut(step.heads, line));
-            rises[line] = raise(s, scores, extents[line], head);
-        }
-        // Most tiles raise no maximum.
-        if rises.iter().take(MR).any(|rise| *rise != 0.0) {
-            s.store(exp2(s, s.load(&rises)), step.shrink);
-        } else {
-            s.store(s.splat(1.0), step.shrink);
-        }
-        for line in 0..MR {
-            let (scores, head) = (cut::one_mut(step.scores, line), cut::one_mut(step.heads, line));
+            head[0] = maxima[line];
             weigh(s, scores, extents[line], step.shrink[line], head);
         }
     }
 
     #[inline(always)]
-    fn values<S: Simd>(self, s: S) {
-        let step = self.0;
-        let values = Values {
-            weights: step.scores,
-            factors: step.factors,
-            scales: step.values.scales,
-            shrink: step.shrink,
-            extent: step.common,
-            tiles: &step.values.tiles,
-            panels: step.values.panels,
-            v_width: step.v_width,
-            outs: step.outs,
-            stride: step.stride,
-        };
-        values.compute::<S, V, MR>(s);
+    fn values<S: Simd>(&mut self, s: S, extent: Extent) {
+        self.0.values_over(extent).compute::<S, V, MR>(s);
+    }
+
+    /// A row never multiplies a value that it does not see, not even by zero: 0 x inf and 0 x NaN
+    /// are not 0. What all rows see is done together, and in between what each sees before and
+    /// behind that.
+    #[inline(always)]
+    fn values_of_each<S: Simd>(&mut self, s: S, extents: &[Extent]) {
+        let extents = cut::part(extents, 0, MR);
+        // Positions that share a factor stay together.
+        let common = Extent::in_common(extents, V::NUMBERS / V::FACTORS);
+        let mut own = [Extent::EMPTY; MR];
+        if extents.iter().any(|extent| extent.from < common.from) {
+            for line in 0..MR {
+                let Extent { from, to } = extents[line];
+                own[line] = Extent { from, to: to.min(common.from) };
+            }
+            self.values_apart(s, &own);
+        }
+        if !common.is_empty() {
+            self.values(s, common);
+            self.0.shrink.fill(1.0);
+        }
+        for line in 0..MR {
+            let Extent { from, to } = extents[line];
+            own[line] = Extent { from: from.max(common.to), to };
+        }
+        self.values_apart(s, &own);
+    }
+
+    /// Adds to each row what it alone sees.
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "loops of a length that the compiler knows")]
+    fn values_apart<S: Simd>(&mut self, s: S, extents: &[Extent; MR]) {
+        let values = self.0.values_over(Extent::EMPTY);
+        s.run(Apart::<V> { values, extents, how: PhantomData });
+        for line in 0..MR {
+            // What has shrunk once must not shrink again.
+            if !extents[line].is_empty() {
+                self.0.shrink[line] = 1.0;
+            }
+        }
+    }
+}
+
+impl<'k, 'a, K: KeyStep, V> Step<'_, 'k, 'a, K, V> {
+    #[inline(always)]
+    fn values_over(&mut self, extent: Extent) -> Values<'_, 'k, 'a> {
+        Values {
+            weights: self.scores,
+            factors: self.factors,
+            scales: self.values.scales,
+            shrink: self.shrink,
+            extent,
+            tiles: &self.values.tiles,
+            panels: self.values.panels,
+            v_width: self.v_width,
+            outs: self.outs,
+            stride: self.stride,
+        }
     }
 }
 

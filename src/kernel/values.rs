@@ -8,7 +8,7 @@ use super::{Piece, ScoreRow, TILE, Tiles, WIDTH};
 use crate::cut;
 use crate::element::tile::{PANEL, Panels};
 use crate::simd::product::{Columns, Step, columns, product};
-use crate::simd::{Kernel, LANES, RowsKernel, Simd};
+use crate::simd::{Kernel, LANES, Simd};
 
 /// Positions of a softmax tile, `from .. to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,15 @@ impl Extent {
     #[inline(always)]
     fn within(self, piece: &Piece<'_>) -> Extent {
         Extent { from: self.from.max(piece.at), to: self.to.min(piece.at + piece.len) }
+    }
+
+    /// The positions that are in all of these, cut to whole cells of so many.
+    #[inline(always)]
+    pub(crate) fn in_common(extents: &[Extent], together: usize) -> Extent {
+        let from = extents.iter().map(|extent| extent.from).max().unwrap_or(0);
+        let to = extents.iter().map(|extent| extent.to).min().unwrap_or(0);
+        let from = from.next_multiple_of(together);
+        Extent { from, to: (to - to % together).max(from) }
     }
 }
 
@@ -200,22 +209,54 @@ pub(crate) struct Scales<'k> {
     pub(crate) group: usize,
 }
 
-/// [`Values`] of at most four rows, as a function of its own.
-pub(crate) struct Apart<'s, 'k, 'a, T>(pub(crate) Values<'s, 'k, 'a>, pub(crate) PhantomData<T>);
+/// [`Values`] of rows that do not see the same positions, each over what it sees: the edge of
+/// causality or of a window. A kernel of its own, since few tiles have an edge.
+pub(crate) struct Apart<'s, 'k, 'a, T> {
+    pub(crate) values: Values<'s, 'k, 'a>,
+    /// What is added to each row; instead of the extent of `values`.
+    pub(crate) extents: &'s [Extent],
+    pub(crate) how: PhantomData<T>,
+}
 
 impl<T: ValueStep> Kernel for Apart<'_, '_, '_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn call<S: Simd>(self, s: S) {
-        s.run_few_rows(self.0.weights.len(), self);
+    fn call<S: Simd>(mut self, s: S) {
+        // Rows of a group see the same: four of them stay together.
+        let mut line = 0;
+        while line < self.extents.len() {
+            let extent = *cut::one(self.extents, line);
+            let same = |others: &[Extent]| others.iter().all(|other| *other == extent);
+            let four = self.extents.get(line..line + 4).is_some_and(same);
+            if S::ROWS >= 4 && four {
+                self.some::<S, 4>(s, line, extent);
+                line += 4;
+            } else {
+                self.some::<S, 1>(s, line, extent);
+                line += 1;
+            }
+        }
     }
 }
 
-impl<T: ValueStep> RowsKernel for Apart<'_, '_, '_, T> {
+impl<T: ValueStep> Apart<'_, '_, '_, T> {
     #[inline(always)]
-    fn call<S: Simd, const MR: usize>(self, s: S) {
-        self.0.compute::<S, T, MR>(s);
+    fn some<S: Simd, const MR: usize>(&mut self, s: S, line: usize, extent: Extent) {
+        if extent.is_empty() {
+            return;
+        }
+        let values = &mut self.values;
+        let stride = values.stride;
+        let some = Values {
+            weights: cut::part(values.weights, line, MR),
+            factors: &mut *values.factors,
+            shrink: cut::part(values.shrink, line, MR),
+            extent,
+            outs: cut::part_mut(values.outs, line * stride, MR * stride),
+            ..*values
+        };
+        some.compute::<S, T, MR>(s);
     }
 }
 
