@@ -62,6 +62,17 @@ impl Format for Nibbles {
         s.whole_to_f32(whole)
     }
 
+    /// Both numbers of a cell at once.
+    #[inline(always)]
+    fn store_pairs<S: Simd>(
+        s: S,
+        (raw, _): (S::Bits, usize),
+        _: (S::Bits, usize),
+        to: &mut [u32; LANES],
+    ) {
+        s.store_nibble_pairs(raw, to);
+    }
+
     #[inline(always)]
     fn set(cell: &mut u8, index: usize, number: f32) {
         let bits = round(number).cast_unsigned();

@@ -67,6 +67,19 @@ impl Format for Quad {
     }
 
     #[inline(always)]
+    fn store_pairs<S: Simd>(
+        s: S,
+        (raw, index): (S::Bits, usize),
+        _: (S::Bits, usize),
+        to: &mut [u32; LANES],
+    ) {
+        match index {
+            0 => s.store_byte_pairs::<false>(raw, to),
+            _ => s.store_byte_pairs::<true>(raw, to),
+        }
+    }
+
+    #[inline(always)]
     fn set(cell: &mut u32, index: usize, number: f32) {
         let mut bytes = cell.to_le_bytes();
         bytes[index] = round(number).cast_unsigned();

@@ -97,6 +97,19 @@ pub trait Format: Copy + Debug + Send + Sync + 'static {
     /// Number `index` of each cell.
     fn number<S: Simd>(s: S, raw: Self::Raw<S>, index: usize) -> S::F32;
 
+    /// Packs two neighbouring numbers, each by its cell and its place there, to the halves of bf16
+    /// pairs; those that share a cell begin at an even place. Only where bf16 holds them exactly,
+    /// and at levels that have bf16.
+    #[inline(always)]
+    fn store_pairs<S: Simd>(
+        s: S,
+        low: (Self::Raw<S>, usize),
+        high: (Self::Raw<S>, usize),
+        to: &mut [u32; LANES],
+    ) {
+        s.store_pairs(Self::number(s, low.0, low.1), Self::number(s, high.0, high.1), to);
+    }
+
     /// Puts a number, divided by its scale, in place `index` of a cell.
     fn set(cell: &mut Self::Cell, index: usize, number: f32);
 

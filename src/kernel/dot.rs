@@ -5,7 +5,7 @@
 
 use super::scores::KeyStep;
 use super::values::{Extent, ValueStep};
-use super::{ScoreRow, TILE, scale};
+use super::{ScoreRow, TILE};
 use crate::cut;
 use crate::simd::product::Step;
 use crate::simd::{Kernel, LANES, Level, MOST_ROWS, Simd};
@@ -92,15 +92,24 @@ impl ValueStep for Bf16Pairs {
         extent: Extent,
         factors: &mut ScoreRow,
     ) {
-        let mut row = *weights;
-        if let Some(scales) = scales {
-            scale(s, &mut row, scales);
+        let words = bytemuck::must_cast_slice_mut::<f32, u32>(factors).as_chunks_mut().0;
+        let vectors = weights.as_chunks().0.iter().zip(words).take(TILE / LANES);
+        match scales {
+            Some(scales) => {
+                for ((weights, words), scales) in vectors.zip(scales.as_chunks().0) {
+                    s.store_bf16(s.mul(s.load(weights), s.load(scales)), words);
+                }
+            }
+            None => {
+                for (weights, words) in vectors {
+                    s.store_bf16(s.load(weights), words);
+                }
+            }
         }
-        cut::part_mut(&mut row, 0, extent.from).fill(0.0);
-        cut::part_mut(&mut row, extent.to, TILE - extent.to).fill(0.0);
-        let words = bytemuck::must_cast_slice_mut::<f32, u32>(factors);
-        for (numbers, words) in row.as_chunks().0.iter().zip(words.as_chunks_mut().0) {
-            s.store_bf16(s.load(numbers), words);
+        if extent != Extent::WHOLE {
+            let halves = bytemuck::must_cast_slice_mut::<f32, u16>(factors);
+            cut::part_mut(halves, 0, extent.from).fill(0);
+            cut::part_mut(halves, extent.to, TILE - extent.to).fill(0);
         }
     }
 }

@@ -18,11 +18,17 @@ use crate::simd::{Kernel, LANES, Simd};
 
 /// What a tile is unpacked to.
 pub(crate) trait Target {
-    /// Numbers along the chain that share a cell.
+    /// Numbers along the chain that share a word.
     const NUMBERS: usize;
 
-    /// Writes the numbers of one cell of the chain for sixteen columns.
-    fn store<S: Simd>(s: S, numbers: [S::F32; 2], to: &mut [u32; LANES]);
+    /// Writes a word for sixteen columns: of a number, or of two, each by its cell and its place
+    /// there.
+    fn store<S: Simd, F: Format>(
+        s: S,
+        low: (F::Raw<S>, usize),
+        high: (F::Raw<S>, usize),
+        to: &mut [u32; LANES],
+    );
 }
 
 /// `f32`.
@@ -33,8 +39,13 @@ impl Target for ToF32 {
     const NUMBERS: usize = 1;
 
     #[inline(always)]
-    fn store<S: Simd>(s: S, [number, _]: [S::F32; 2], to: &mut [u32; LANES]) {
-        s.store(number, bytemuck::must_cast_mut(to));
+    fn store<S: Simd, F: Format>(
+        s: S,
+        (raw, index): (F::Raw<S>, usize),
+        _: (F::Raw<S>, usize),
+        to: &mut [u32; LANES],
+    ) {
+        s.store(F::number(s, raw, index), bytemuck::must_cast_mut(to));
     }
 }
 
@@ -46,8 +57,13 @@ impl Target for ToPairs {
     const NUMBERS: usize = 2;
 
     #[inline(always)]
-    fn store<S: Simd>(s: S, [low, high]: [S::F32; 2], to: &mut [u32; LANES]) {
-        s.store_pairs(low, high, to);
+    fn store<S: Simd, F: Format>(
+        s: S,
+        low: (F::Raw<S>, usize),
+        high: (F::Raw<S>, usize),
+        to: &mut [u32; LANES],
+    ) {
+        F::store_pairs(s, low, high, to);
     }
 }
 
@@ -121,19 +137,15 @@ impl<F: Format, T: Target> Rows<'_, F, T> {
             let row = (first + number - self.skip) / T::NUMBERS;
             let words = cut::part_mut(self.words, row * self.words_stride, vectors * LANES);
             let low = row_of(self.cells, self.stride, (first + number) / F::NUMBERS, vectors);
-            // The other number of a pair is in the same cell or in the next row.
+            // The other number of a pair is in the same cell or in the next row. Where there is
+            // none, anything will do that is a number: its factor is zero.
             let other = if number + 1 < to { number + 1 } else { number };
             let high = row_of(self.cells, self.stride, (first + other) / F::NUMBERS, vectors);
             for (words, (low, high)) in words.as_chunks_mut().0.iter_mut().zip(low.iter().zip(high))
             {
-                let mut numbers = [F::number(s, F::load(s, low), number % F::NUMBERS); 2];
-                if T::NUMBERS == 2 {
-                    numbers[1] = s.splat(0.0);
-                    if other > number {
-                        numbers[1] = F::number(s, F::load(s, high), other % F::NUMBERS);
-                    }
-                }
-                T::store(s, numbers, words);
+                let low = (F::load(s, low), number % F::NUMBERS);
+                let high = (F::load(s, high), other % F::NUMBERS);
+                T::store::<S, F>(s, low, high, words);
             }
         }
     }
