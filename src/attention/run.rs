@@ -37,7 +37,7 @@ impl<E: Element> Job<'_, '_, E> {
         let rows_per_head = item.rows_per_head(&task.shape);
         let level = task.options.level;
         let sharing = rows_per_head.min(most_rows(item, rows_per_head));
-        let arithmetic = Arithmetic::choose::<E>(level, sharing, layout.shape().block_size());
+        let arithmetic = Arithmetic::choose::<E>(level, sharing, layout.shape());
         let (regions, inputs) = Regions::new::<E>(scratch, &task.shape, item, arithmetic);
         AtWork { task, item, layout, level, rows_per_head, arithmetic, regions, inputs }.run();
     }

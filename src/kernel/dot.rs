@@ -136,6 +136,10 @@ pub(crate) struct I8Quads;
 /// Words behind a row of quads.
 pub(crate) const QUADS_TAIL: usize = 2;
 
+/// The widest key whose sums are sure to fit: 66,311 numbers of at most 255, with 128 added, times at
+/// most 127. Wider ones are multiplied as `f32`.
+pub(crate) const QUADS_WIDTH: usize = (i32::MAX / (255 * 127)) as usize;
+
 impl Step for I8Quads {
     type Cell = u32;
     type Factor = u32;
