@@ -177,7 +177,7 @@ pub(super) fn round(number: f32) -> i8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::tests::assert_every_level_reads;
+    use crate::element::tests::{assert_every_level_reads, assert_pairs_are_exact};
 
     /// Every byte in every place of a cell, the places beside it full of others.
     #[test]
@@ -194,6 +194,7 @@ mod tests {
                         u32::from_le_bytes(cell)
                     });
                     assert_every_level_reads::<Quad>(&cells, index, &want);
+                    assert_pairs_are_exact::<Quad>(&cells, index / 2 * 2);
                 }
             }
         }

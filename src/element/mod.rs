@@ -272,4 +272,33 @@ mod tests {
             assert_eq!(have, want, "{level}, number {index}");
         }
     }
+
+    struct Pairs<'a, F: Format>(&'a [F::Cell; LANES], usize);
+
+    impl<F: Format> Kernel for Pairs<'_, F> {
+        type Output = [u32; LANES];
+
+        #[inline(always)]
+        fn call<S: Simd>(self, s: S) -> [u32; LANES] {
+            let mut pairs = [0; LANES];
+            if S::DOT_BF16 {
+                let raw = F::load(s, self.0);
+                F::store_pairs(s, (raw, self.1), (raw, self.1 + 1), &mut pairs);
+            }
+            pairs
+        }
+    }
+
+    /// Two neighbouring numbers of each cell become the upper halves of what they are as `f32`.
+    pub(super) fn assert_pairs_are_exact<F: Format>(cells: &[F::Cell; LANES], index: usize) {
+        let Some(level) = crate::Level::avx512_bf16() else {
+            std::eprintln!("NOT TESTED: this processor has no bf16");
+            return;
+        };
+        let want = cells.map(|cell| {
+            let bits = |index| F::get(cell, index).to_bits();
+            bits(index) >> 16 | bits(index + 1)
+        });
+        assert_eq!(level.run_bf16(Pairs::<F>(cells, index)), want);
+    }
 }
