@@ -68,6 +68,17 @@ fn other_types_and_odd_blocks_keep_their_bits() {
     }
 }
 
+/// Sums of bytes could overflow, and are not made.
+#[test]
+fn keys_too_wide_for_bytes_keep_their_bits() {
+    let sizes = Sizes { n_kv_heads: 1, group: 2, k_width: 66_312, v_width: 3, n_q: 1, len: 5 };
+    let case = Case::random(sizes, 0, 1);
+    for level in inexact().into_iter().filter(|level| level.name() == "avx512-vnni") {
+        let want = answer::<Int8>(&case, Place::Paged(2, 3), exact()).bits();
+        assert_eq!(answer::<Int8>(&case, Place::Paged(2, 3), level).bits(), want);
+    }
+}
+
 fn in_chunks<E: Element>(case: &Case, place: Place, level: Level, numbers: &mut Numbers) -> Answer {
     let sizes = case.sizes;
     let row = sizes.n_heads() * sizes.k_width;

@@ -5,12 +5,13 @@ use core::marker::PhantomData;
 use super::scratch::Regions;
 use crate::cut;
 use crate::element::{Element, Format};
-use crate::kernel::dot::QUADS_TAIL;
+use crate::kernel::dot::{QUADS_TAIL, QUADS_WIDTH};
 use crate::kernel::scores::{KeyStep, Queries};
 use crate::kernel::softmax::Rule;
 use crate::kernel::step::{Side, Step};
 use crate::kernel::values::{Extent, ValueStep};
 use crate::kernel::{Piece, TILE};
+use crate::shape::KvShape;
 use crate::simd::{LANES, Level};
 
 /// Which rows a step works on, and what they see of its tile.
@@ -40,14 +41,10 @@ pub(super) enum Arithmetic {
 impl Arithmetic {
     /// By the level, the stored type and the shape; whether a tile is unpacked, which changes no
     /// bit, by the rows that share the work.
-    pub(super) fn choose<E: Element>(
-        level: Level,
-        rows_per_head: usize,
-        block_size: usize,
-    ) -> Self {
+    pub(super) fn choose<E: Element>(level: Level, rows_per_head: usize, shape: KvShape) -> Self {
         // Cells of two positions must not be torn apart by the end of a block.
-        let even = block_size.is_multiple_of(2);
-        if level.has_i8() && E::QUADS {
+        let even = shape.block_size().is_multiple_of(2);
+        if level.has_i8() && E::QUADS && shape.k_width() <= QUADS_WIDTH {
             Arithmetic::Quads { unpacked: rows_per_head > UNPACK_ROWS }
         } else if level.has_bf16() && E::PAIRS && even {
             Arithmetic::Pairs { unpacked: false }

@@ -37,7 +37,8 @@ impl<E: Element> Job<'_, '_, E> {
         let layout = task.member(item.sequences.start).view.layout();
         let rows_per_head = item.rows_per_head(&task.shape);
         let level = task.options.level;
-        let arithmetic = Arithmetic::choose::<E>(level, rows_per_head, layout.shape().block_size());
+        let sharing = rows_per_head.min(most_rows(item, rows_per_head));
+        let arithmetic = Arithmetic::choose::<E>(level, sharing, layout.shape());
         let (regions, inputs) = Regions::new::<E>(scratch, &task.shape, item, arithmetic);
         AtWork { task, item, layout, level, rows_per_head, arithmetic, regions, inputs }.run();
     }
@@ -67,7 +68,16 @@ struct Tile<'t, 'a> {
 /// from further away than the second-level cache: 8 sequences of 4 rows over 2048 joint positions
 /// took 1.1 times as long as each alone, and take 0.85 of that with four. Sequences of one or two
 /// rows gain more from a high tile: they have no other way to fill one.
+///
+/// Cells of narrow types are then read in place: 32 rows over unpacked tiles, which are twice as large
+/// and do not fit the first-level cache, took 1.2 times as long as each sequence alone.
 const JOINT_ROWS: usize = 4;
+
+/// The most rows of a KV head that are worked on at once, as far as the item decides it.
+fn most_rows(item: &Item, rows_per_head: usize) -> usize {
+    let joint = item.sequences.len() > 1 && rows_per_head > 2 * item.sequences.len();
+    if joint { JOINT_ROWS } else { usize::MAX }
+}
 
 /// Rows that are worked on at once where an item takes all heads, and pages come from memory.
 ///
@@ -199,32 +209,34 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         (self.task.member(self.item.sequences.start + sequence), self.item.rows.start + query)
     }
 
-    /// Copies query rows of a head, scaled, and rounds them for the dot product at hand: all heads
-    /// of a group that begin among these rows.
+    /// Copies query rows, scaled, and rounds them for the dot product at hand: of the groups that
+    /// begin among these rows of a head; or of all heads at once, where they stand side by side here
+    /// as in the caller's memory.
     fn load_queries(&mut self, Batch { head, row, rows }: Batch) {
         let shape = &self.task.shape;
         let (width, group) = (shape.kv().k_width(), shape.group());
         let packed_width = self.arithmetic.packed_width(width);
-        let place = |at: &Self, row: usize| {
-            let (member, query) = at.query(row);
-            let query = (member.first + query) * shape.n_heads();
-            (query + (at.item.heads.start + head) * group) * width
+        let one_query = self.rows_per_head == group;
+        let count = match (one_query, head) {
+            (true, 0) => self.item.heads.len() * group,
+            (true, _) => return,
+            (false, _) => group,
         };
         for row in (row.next_multiple_of(group)..row + rows).step_by(group) {
-            let from = cut::part(self.task.q, place(self, row), group * width);
+            let (member, query) = self.query(row);
+            let place = (member.first + query) * shape.n_heads();
+            let place = place + (self.item.heads.start + head) * group;
             let first = head * self.rows_per_head + row;
-            self.level.run(LoadQueries {
-                from,
-                scale: self.task.options.query_scale,
-                to: cut::part_mut(self.inputs.q, first * width, group * width),
-            });
+            let to = cut::part_mut(self.inputs.q, first * width, count * width);
+            let from = cut::part(self.task.q, place * width, count * width);
+            let scale = self.task.options.query_scale;
+            self.level.run(LoadQueries { from, scale, to: &mut *to });
             if packed_width == 0 {
                 continue;
             }
-            let rows = cut::part(self.inputs.q, first * width, group * width).chunks_exact(width);
-            let packed =
-                cut::part_mut(self.inputs.packed, first * packed_width, group * packed_width);
-            for (row, packed) in rows.zip(packed.chunks_exact_mut(packed_width)) {
+            let (first, len) = (first * packed_width, count * packed_width);
+            let packed = cut::part_mut(self.inputs.packed, first, len);
+            for (row, packed) in to.chunks_exact(width).zip(packed.chunks_exact_mut(packed_width)) {
                 match self.arithmetic {
                     Arithmetic::Quads { .. } => pack_quads(row, packed),
                     _ => self.level.run_bf16(PackPairs { row, packed }),
@@ -236,9 +248,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     /// One softmax tile: all heads of the item, some rows of each.
     fn tile(&mut self, tile: Tile<'_, 'a>) {
         let mut most = self.arithmetic.rows_at_once::<E>(self.level);
-        if self.item.sequences.len() > 1 && self.rows_per_head > 2 * self.item.sequences.len() {
-            most = most.min(JOINT_ROWS);
-        }
+        most = most.min(most_rows(self.item, self.rows_per_head));
         if self.item.heads.len() > 1 {
             most = most.min(WIDE_ROWS);
         }

@@ -62,6 +62,17 @@ impl Format for Nibbles {
         s.whole_to_f32(whole)
     }
 
+    /// Both numbers of a cell at once.
+    #[inline(always)]
+    fn store_pairs<S: Simd>(
+        s: S,
+        (raw, _): (S::Bits, usize),
+        _: (S::Bits, usize),
+        to: &mut [u32; LANES],
+    ) {
+        s.store_nibble_pairs(raw, to);
+    }
+
     #[inline(always)]
     fn set(cell: &mut u8, index: usize, number: f32) {
         let bits = round(number).cast_unsigned();
@@ -108,7 +119,7 @@ impl Element for Int4 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::tests::assert_every_level_reads;
+    use crate::element::tests::{assert_every_level_reads, assert_pairs_are_exact};
 
     #[test]
     fn every_byte_is_read_exactly() {
@@ -117,6 +128,14 @@ mod tests {
             let signed = |bits: u8| f32::from(if bits < 8 { bits as i8 } else { bits as i8 - 16 });
             assert_every_level_reads::<Nibbles>(&bytes, 0, &bytes.map(|byte| signed(byte % 16)));
             assert_every_level_reads::<Nibbles>(&bytes, 1, &bytes.map(|byte| signed(byte / 16)));
+        }
+    }
+
+    #[test]
+    fn every_byte_is_a_pair_of_bf16() {
+        for first in (0..=u8::MAX).step_by(LANES) {
+            let bytes: [u8; LANES] = core::array::from_fn(|lane| first + lane as u8);
+            assert_pairs_are_exact::<Nibbles>(&bytes, 0);
         }
     }
 

@@ -67,6 +67,19 @@ impl Format for Quad {
     }
 
     #[inline(always)]
+    fn store_pairs<S: Simd>(
+        s: S,
+        (raw, index): (S::Bits, usize),
+        _: (S::Bits, usize),
+        to: &mut [u32; LANES],
+    ) {
+        match index {
+            0 => s.store_byte_pairs::<false>(raw, to),
+            _ => s.store_byte_pairs::<true>(raw, to),
+        }
+    }
+
+    #[inline(always)]
     fn set(cell: &mut u32, index: usize, number: f32) {
         let mut bytes = cell.to_le_bytes();
         bytes[index] = round(number).cast_unsigned();
@@ -164,7 +177,7 @@ pub(super) fn round(number: f32) -> i8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::tests::assert_every_level_reads;
+    use crate::element::tests::{assert_every_level_reads, assert_pairs_are_exact};
 
     /// Every byte in every place of a cell, the places beside it full of others.
     #[test]
@@ -181,6 +194,7 @@ mod tests {
                         u32::from_le_bytes(cell)
                     });
                     assert_every_level_reads::<Quad>(&cells, index, &want);
+                    assert_pairs_are_exact::<Quad>(&cells, index / 2 * 2);
                 }
             }
         }

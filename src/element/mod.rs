@@ -97,6 +97,19 @@ pub trait Format: Copy + Debug + Send + Sync + 'static {
     /// Number `index` of each cell.
     fn number<S: Simd>(s: S, raw: Self::Raw<S>, index: usize) -> S::F32;
 
+    /// Packs two neighbouring numbers, each by its cell and its place there, to the halves of bf16
+    /// pairs; those that share a cell begin at an even place. Only where bf16 holds them exactly,
+    /// and at levels that have bf16.
+    #[inline(always)]
+    fn store_pairs<S: Simd>(
+        s: S,
+        low: (Self::Raw<S>, usize),
+        high: (Self::Raw<S>, usize),
+        to: &mut [u32; LANES],
+    ) {
+        s.store_pairs(Self::number(s, low.0, low.1), Self::number(s, high.0, high.1), to);
+    }
+
     /// Puts a number, divided by its scale, in place `index` of a cell.
     fn set(cell: &mut Self::Cell, index: usize, number: f32);
 
@@ -258,5 +271,34 @@ mod tests {
             let have = level.run(Read::<F>(cells, index)).map(same_nan);
             assert_eq!(have, want, "{level}, number {index}");
         }
+    }
+
+    struct Pairs<'a, F: Format>(&'a [F::Cell; LANES], usize);
+
+    impl<F: Format> Kernel for Pairs<'_, F> {
+        type Output = [u32; LANES];
+
+        #[inline(always)]
+        fn call<S: Simd>(self, s: S) -> [u32; LANES] {
+            let mut pairs = [0; LANES];
+            if S::DOT_BF16 {
+                let raw = F::load(s, self.0);
+                F::store_pairs(s, (raw, self.1), (raw, self.1 + 1), &mut pairs);
+            }
+            pairs
+        }
+    }
+
+    /// Two neighbouring numbers of each cell become the upper halves of what they are as `f32`.
+    pub(super) fn assert_pairs_are_exact<F: Format>(cells: &[F::Cell; LANES], index: usize) {
+        let Some(level) = crate::Level::avx512_bf16() else {
+            std::eprintln!("NOT TESTED: this processor has no bf16");
+            return;
+        };
+        let want = cells.map(|cell| {
+            let bits = |index| F::get(cell, index).to_bits();
+            bits(index) >> 16 | bits(index + 1)
+        });
+        assert_eq!(level.run_bf16(Pairs::<F>(cells, index)), want);
     }
 }

@@ -95,15 +95,17 @@ impl ValueStep for Bf16Pairs {
         let words = bytemuck::must_cast_slice_mut::<f32, u32>(factors);
         let (from, to) = (s.splat(extent.from as f32), s.splat(extent.to as f32));
         let nothing = s.splat(0.0);
-        // What is not seen may be anything here, and its scale, too.
         for vector in extent.from / LANES..extent.to.div_ceil(LANES) {
             let mut weight = s.load(cut::one(weights.as_chunks().0, vector));
             if let Some(scales) = scales {
                 weight = s.mul(weight, s.load(cut::one(scales.as_chunks().0, vector)));
             }
-            let position = s.add(s.splat((vector * LANES) as f32), s.load(&LANE));
-            let weight = s.select_less(position, to, weight, nothing);
-            let weight = s.select_less(position, from, nothing, weight);
+            // What is not seen may be anything here, and its scale, too.
+            if extent != Extent::WHOLE {
+                let position = s.add(s.splat((vector * LANES) as f32), s.load(&LANE));
+                weight = s.select_less(position, to, weight, nothing);
+                weight = s.select_less(position, from, nothing, weight);
+            }
             s.store_bf16(weight, cut::one_mut(words.as_chunks_mut().0, vector));
         }
     }
@@ -130,6 +132,10 @@ pub(crate) struct I8Quads;
 
 /// Words behind a row of quads.
 pub(crate) const QUADS_TAIL: usize = 2;
+
+/// The widest key whose sums are sure to fit: 66,311 numbers of at most 255, with 128 added, times at
+/// most 127. Wider ones are multiplied as `f32`.
+pub(crate) const QUADS_WIDTH: usize = (i32::MAX / (255 * 127)) as usize;
 
 impl Step for I8Quads {
     type Cell = u32;

@@ -122,7 +122,6 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
     }
 
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "loops of a length that the compiler knows")]
     fn softmax<S: Simd>(&mut self, s: S) {
         let step = &mut self.0;
         let mut extents = [step.extent; MR];

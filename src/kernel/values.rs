@@ -19,6 +19,8 @@ pub(crate) struct Extent {
 
 impl Extent {
     pub(crate) const EMPTY: Extent = Extent { from: 0, to: 0 };
+    /// All positions of a tile.
+    pub(crate) const WHOLE: Extent = Extent { from: 0, to: TILE };
 
     pub(crate) fn is_empty(self) -> bool {
         self.from >= self.to

@@ -159,8 +159,8 @@ impl Level {
     ///
     /// Over stores of `Int8`, queries are rounded to bytes with one scale a row and head before
     /// they are multiplied with keys; values are weighted as at `avx512`. A score is then off by up
-    /// to half a step of the query's scale for each number of the key. Anything else is done as at
-    /// `avx512`, with the same bits.
+    /// to half a step of the query's scale for each number of the key. Anything else, and keys of
+    /// more than 66,311 numbers, is done as at `avx512`, with the same bits.
     pub fn avx512_vnni() -> Option<Level> {
         Self::opt_in().into_iter().flatten().find(|level| level.name() == "avx512-vnni")
     }

@@ -204,6 +204,28 @@ pub trait Simd: sealed::Sealed + Copy + 'static {
         out_of_bounds()
     }
 
+    /// Packs two signed bytes of each word, the lower two or the upper two: the low one to the low
+    /// half.
+    ///
+    /// # Panics
+    ///
+    /// Where not [`Simd::DOT_BF16`]: a fault of this crate.
+    #[inline(always)]
+    fn store_byte_pairs<const UPPER: bool>(self, _bits: Self::Bits, _to: &mut [u32; LANES]) {
+        out_of_bounds()
+    }
+
+    /// Packs the two signed numbers of four bits in the lowest byte of each word: the low one to the
+    /// low half.
+    ///
+    /// # Panics
+    ///
+    /// Where not [`Simd::DOT_BF16`]: a fault of this crate.
+    #[inline(always)]
+    fn store_nibble_pairs(self, _bits: Self::Bits, _to: &mut [u32; LANES]) {
+        out_of_bounds()
+    }
+
     /// Adds 128 to each byte, which makes signed ones unsigned.
     ///
     /// # Panics
