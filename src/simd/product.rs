@@ -133,12 +133,13 @@ pub(crate) fn product<S: Simd, T: Step, const MR: usize, const NV: usize>(
 /// but cells that are widened for several rows are worked on in bursts, and bytes are over before
 /// it has noticed them. Measured cold at AVX-512 in blocks of 64, ns for a cached position with one
 /// line in four and with all of them: bf16 with four rows 245 and 174, with two 168 and 189, with
-/// one 138 and 203; pairs of bf16 with four 212 and 206, with one 148 and 216; fours of bytes with
-/// four 213 and 166, with one 190 and 133.
+/// one 138 and 203; pairs of bf16 with four 212 and 206, with one 148 and 216; fours of bytes as
+/// dot products with four rows 213 and 166, with one 190 and 133, and widened 235 and 186, 187 and
+/// 118.
 ///
 /// A tile of two vectors comes by twice as often and skips every other line where it asks for one. At
-/// AVX2, with all of them instead: bf16 with one row 179 and 209, fours of bytes and bytes 123 and 207,
-/// with two rows 173 and 292, 122 and 181.
+/// AVX2, one line and all of them: bf16 with one row 209 and 179, fours of bytes and bytes 207 and 123,
+/// with two rows 292 and 173, 181 and 122; f32 with two 485 and 460.
 #[inline(always)]
 fn fetch_ahead<S: Simd, T: Step, const MR: usize, const NV: usize>(
     s: S,
@@ -147,7 +148,7 @@ fn fetch_ahead<S: Simd, T: Step, const MR: usize, const NV: usize>(
 ) {
     let widened = T::FACTORS == T::NUMBERS;
     let single = widened && T::NUMBERS == 1 && size_of::<T::Cell>() == 4;
-    let all = if widened { (MR > T::NUMBERS || NV == 2) && !single } else { T::NUMBERS == 4 };
+    let all = T::NUMBERS == 4 || widened && (NV == 2 || MR > T::NUMBERS && !single);
     // As many neighbouring runs as share a line.
     let apart = if all { 4 / size_of::<T::Cell>() } else { 4 };
     // Written out: any loop over the runs stayed one, inside of the innermost.
