@@ -211,7 +211,7 @@ impl Model {
         // In an order that no rule asks for: leases outlive their cache.
         drop(cache);
         for request in requests {
-            request.own.iter().for_each(|group| drop(shared.try_release(*group)));
+            release(&shared, &request.own);
             drop(request.lease);
         }
         assert_eq!(shared.free_groups(), world.groups);
@@ -425,7 +425,7 @@ impl Model {
 
     fn end(&mut self, request: usize) {
         let request = core::mem::take(&mut self.requests[request]);
-        request.own.iter().for_each(|group| drop(self.shared.release_group(*group)));
+        release(&self.shared, &request.own);
         drop(request.lease);
     }
 
@@ -497,10 +497,9 @@ impl Model {
         if known == need {
             return;
         }
-        let mut groups: Vec<_> = core::iter::from_fn(|| self.shared.acquire_group())
-            .take(need - known)
-            .collect();
-        let fresh = groups.clone();
+        let mut groups: Vec<_> =
+            core::iter::from_fn(|| self.shared.acquire_group()).take(need - known).collect();
+        let (fresh, mut stale) = (groups.clone(), false);
         let elsewhere = SharedPagedKv::new(1, 1, 1, 1, 1);
         let expected = if groups.len() < need - known || how == 0 {
             groups.truncate(need - known - 1);
@@ -511,14 +510,14 @@ impl Model {
             let (group, error) = match how % 4 {
                 0 => match groups.first() {
                     Some(&twice) => (twice, InsertError::GroupCached { group: twice }),
-                    None => return drop(self.shared.release_group(last)),
+                    None => return release(&self.shared, &fresh),
                 },
                 1 => match cached {
                     Some(group) => (group, InsertError::GroupCached { group }),
-                    None => return fresh.iter().for_each(|g| drop(self.shared.release_group(*g))),
+                    None => return release(&self.shared, &fresh),
                 },
                 2 => {
-                    self.shared.release_group(last);
+                    stale = self.shared.release_group(last);
                     (last, InsertError::Group(GroupError::Stale { group: last }))
                 }
                 _ => {
@@ -534,7 +533,13 @@ impl Model {
         all.extend(groups);
         let refused = self.cache.insert(salt, &tokens, &all, Priority::HIGHEST);
         assert_eq!(refused, Err(expected));
-        fresh.iter().for_each(|group| drop(self.shared.try_release(*group)));
+        release(&self.shared, &fresh[..fresh.len() - usize::from(stale)]);
+    }
+}
+
+fn release(shared: &SharedPagedKv, groups: &[PageGroup]) {
+    for &group in groups {
+        shared.release_group(group);
     }
 }
 

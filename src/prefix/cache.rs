@@ -206,23 +206,20 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// for each end of a path that is held: at most as many as there are leases and sequences.
     pub fn evict(&mut self, n: usize) -> usize {
         let mut freed = 0;
-        // Everything up to here is held. A parent may come in before it, where it matters less
-        // than its child did.
+        // Everything up to here is held. What becomes a leaf comes behind it, see `tree`.
         let mut passed = None;
-        let mut parent = None;
-        while freed < n {
-            let first = parent.take().filter(|leaf| Some(*leaf) < passed);
-            let Some(leaf) = first.or_else(|| self.tree.next_leaf(passed)) else { break };
+        while freed < n
+            && let Some(leaf) = self.tree.next_leaf(passed)
+        {
             let group = self.tree[leaf.node].group.expect("a leaf is a block");
             if self.holders.holders(group) > 1 {
-                passed = passed.max(Some(leaf));
+                passed = Some(leaf);
                 continue;
             }
             let hash = self.tree[leaf.node].hash;
             let before = self.tree.remove_block(leaf.node);
             freed += usize::from(self.holders.release(group) == Ok(true));
             self.counts.evicted += 1;
-            parent = self.tree.is_leaf(before).then(|| self.tree.leaf(before));
             self.tree.remove_if_empty_root(before);
             if let Some(sink) = &mut self.sink {
                 sink(PrefixEvent::Removed { hash, group });

@@ -35,7 +35,7 @@ pub enum PrefixFault {
         /// The group.
         group: PageGroup,
     },
-    /// The block was used after the one before it, or is pinned more often.
+    /// The block was used after the one before it, matters more, or is pinned more often.
     AheadOfParent {
         /// Its group.
         group: PageGroup,
@@ -74,10 +74,13 @@ impl fmt::Display for PrefixFault {
                 write!(f, "page group {group} is cached and not listed for its block")
             }
             PrefixFault::AheadOfParent { group } => {
-                write!(f, "the block in page group {group} is used or pinned more than its parent")
+                write!(f, "the block in page group {group} counts for more than the one before it")
             }
             PrefixFault::Leaf { group } => {
-                write!(f, "the block in page group {group} may be evicted and is not listed, or not")
+                write!(
+                    f,
+                    "the block in page group {group} may be evicted and is not listed, or not"
+                )
             }
             PrefixFault::Order { group } => {
                 write!(f, "the block in page group {group} is out of order among its siblings")
@@ -159,7 +162,11 @@ impl<P: HoldersRef> PrefixCache<P> {
             }
             let parent = block.parent.map(|parent| &tree[parent]);
             let parent = parent.filter(|parent| parent.group.is_some());
-            if parent.is_some_and(|parent| block.used > parent.used || block.pins > parent.pins) {
+            if parent.is_some_and(|parent| {
+                block.used > parent.used
+                    || block.priority > parent.priority
+                    || block.pins > parent.pins
+            }) {
                 faults.push(PrefixFault::AheadOfParent { group });
             }
             if tree.is_leaf(node) != tree.leaves.contains(&tree.leaf(node)) {

@@ -70,9 +70,9 @@
 //!
 //! Leaves of the tree only: a block whose parent is gone could not be found, and would be memory
 //! that nobody can use. Of these the lowest [`Priority`] first, then the one that was not used for
-//! longest. Whoever uses a block uses all before it, so a parent is never older than its children,
-//! and the order of leaves is an order of all. Blocks that are pinned, or held by anybody else,
-//! stay.
+//! longest. Whoever uses a block uses all before it, and whoever stores one says of all before it
+//! that they matter as much, so the order of leaves is an order of all: no block goes before one
+//! that was used longer ago, but for those that are pinned or held by anybody else, which stay.
 //!
 //! # Threads
 //!

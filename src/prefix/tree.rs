@@ -9,9 +9,12 @@
 //! slots    slot of a group -> node      no group is cached twice
 //! ```
 //!
-//! A node is used no later than its parent, because whoever uses it uses all that is before it. So
-//! the leaves alone are kept in order, and a parent comes in when its last child goes: a lookup
-//! moves one entry, however long the path.
+//! A block is used no later than the one before it, because whoever uses it uses all that is before
+//! it, and matters no more, because whoever stores it says so of all that is before it. So the leaves
+//! alone are kept in order: a lookup moves one entry, however long the path, and a parent that comes
+//! in when its last child goes comes in behind every leaf that was passed by on the way to the
+//! child. (Were both used in the same instant, their ids would decide, but then no third leaf was:
+//! what is used in one instant is one path.)
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -162,13 +165,8 @@ impl Tree {
         if self.is_leaf(parent) {
             self.leaves.remove(&self.leaf(parent));
         }
-        let block = Node {
-            used,
-            group: Some(group),
-            parent: Some(parent),
-            priority,
-            ..Node::new(hash)
-        };
+        let block =
+            Node { used, group: Some(group), parent: Some(parent), priority, ..Node::new(hash) };
         let node = self.add(block, Some(tokens));
         self.add_sibling(parent, node);
         let Tree { blocks, nodes, mask, .. } = self;
