@@ -24,8 +24,8 @@ type Sink = Box<dyn FnMut(PrefixEvent<'_>) + Send + Sync>;
 /// # Memory
 ///
 /// A cached block takes 56 bytes and four for each of its tokens, twice that at worst after the
-/// vectors have grown; 5 to 12 bytes in a hash table; four for each group that the pool can hand
-/// out; and 24 to 48 where no block stands behind it. With blocks of 64 that is 330 to 680 bytes.
+/// vectors have grown; 6 to 12 bytes in a hash table; four for each group that the pool can hand
+/// out; and 24 to 60 where no block stands behind it. With blocks of 64 that is 320 to 710 bytes.
 /// There is no bound to set: each cached block holds a group, so that the pool is the bound.
 ///
 /// # Deadlock

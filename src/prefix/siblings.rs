@@ -135,3 +135,76 @@ impl Tree {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Priority;
+    use super::*;
+    use crate::id::PageGroup;
+
+    const SIZE: usize = 3;
+
+    /// Numbers that look random and are the same in every run.
+    fn random(state: &mut u64) -> u64 {
+        *state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) ^ (*state << 31)
+    }
+
+    fn depth(tree: &Tree, at: Option<NodeId>) -> usize {
+        at.map_or(0, |node| 1 + depth(tree, tree[node].lower).max(depth(tree, tree[node].higher)))
+    }
+
+    /// Ascending tokens, which would be a list in a tree that is not balanced.
+    #[test]
+    fn neither_order_nor_number_of_prompts_makes_a_lookup_slow() {
+        let mut tree = Tree::new(SIZE, u64::MAX);
+        let root = tree.add_root(0, b"");
+        let mut state = 1;
+        for index in 0..10_000 {
+            let (tokens, group) = ([index / 100, index % 100, 0], PageGroup::new(index, 0, 0));
+            tree.add_block(root, random(&mut state), &tokens, group, 0, Priority::NORMAL);
+        }
+        let depth = depth(&tree, tree[root].children);
+        assert!(depth < 50, "10,000 blocks are {depth} deep, log2 of them is 13.3");
+        for (tokens, agree) in [([42, 17, 0], 3), ([42, 17, 9], 2), ([42, 100, 0], 1)] {
+            let (node, positions) = tree.closest(root, &tokens).expect("there is one");
+            assert_eq!((positions, tree.tokens(node)[0]), (agree, 42));
+        }
+        assert_eq!(tree.closest(root, &[100, 0, 0]), None);
+    }
+
+    #[test]
+    fn the_closest_is_the_one_that_all_together_would_name() {
+        let mut tree = Tree::new(SIZE, u64::MAX);
+        let root = tree.add_root(0, b"");
+        let (mut state, mut there) = (1, Vec::new());
+        for index in 0..4_000_u32 {
+            let mut tokens = || [0; SIZE].map(|_| (random(&mut state) % 5) as u32);
+            let (new, query) = (tokens(), tokens());
+            match there.iter().position(|(have, _)| *have == new) {
+                Some(at) => {
+                    let (_, node) = there.swap_remove(at);
+                    assert_eq!(tree.remove_block(node), root);
+                }
+                None => {
+                    let (hash, group) = (random(&mut state), PageGroup::new(index, 0, 0));
+                    let node = tree.add_block(root, hash, &new, group, 0, Priority::NORMAL);
+                    there.push((new, node));
+                }
+            }
+            for len in 0..=SIZE {
+                let agree = |tokens: &[u32; SIZE]| {
+                    tokens.iter().zip(&query[..len]).take_while(|(a, b)| a == b).count()
+                };
+                let most = there.iter().map(|(tokens, _)| agree(tokens)).max().unwrap_or(0);
+                let found = tree.closest(root, &query[..len]);
+                assert_eq!(found.map_or(0, |(_, positions)| positions), most);
+            }
+            let mut order = Vec::new();
+            tree.siblings(root, &mut order);
+            assert_eq!(order.len(), there.len());
+            assert!(order.is_sorted_by_key(|node| tree.tokens(*node)));
+        }
+    }
+}

@@ -319,3 +319,61 @@ impl IndexMut<NodeId> for Tree {
         &mut self.nodes[id.index()]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Enters chains of blocks, so many together, each in a group of its own.
+    fn chains(block_size: usize, chains: usize, of: usize) -> Tree {
+        let mut tree = Tree::new(block_size, u64::MAX);
+        let root = tree.add_root(0, b"");
+        for chain in 0..chains {
+            let mut end = root;
+            for at in 0..of {
+                let index = (chain * of + at) as u32;
+                // Odd, so that it is a permutation.
+                let hash = u64::from(index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                let (tokens, group) = (alloc::vec![index; block_size], PageGroup::new(index, 0, 0));
+                end = tree.add_block(end, hash, &tokens, group, index.into(), Priority::NORMAL);
+            }
+        }
+        tree
+    }
+
+    #[test]
+    fn a_block_takes_the_memory_that_the_documentation_says() {
+        for block_size in [16, 64] {
+            // Before and after vectors and tables grow.
+            for blocks in [4_000, 4_097, 7_000, 7_200, 10_000, 16_400] {
+                let tree = chains(block_size, blocks / 100, 100);
+                let blocks = blocks / 100 * 100;
+                let bytes = tree.nodes.capacity() * size_of::<Node>()
+                    + tree.tokens.capacity() * size_of::<u32>()
+                    + tree.blocks.allocation_size()
+                    + tree.slots.capacity() * size_of::<Option<NodeId>>();
+                let one = 56 + 4 * block_size;
+                assert!(bytes >= blocks * (one + 6), "{blocks} blocks take {bytes} bytes");
+                assert!(bytes <= blocks * (2 * one + 12 + 8), "{blocks} blocks take {bytes} bytes");
+            }
+        }
+        assert!(size_of::<Leaf>() <= 24);
+    }
+
+    #[test]
+    fn what_is_taken_out_makes_room_for_what_comes() {
+        let mut tree = chains(2, 1, 50);
+        for round in 0..1000 {
+            let leaf = tree.next_leaf(None).expect("one is there").node;
+            let group = tree[leaf].group.expect("a block");
+            let parent = tree.remove_block(leaf);
+            assert_eq!((tree.cached(group), tree.leaves.len()), (None, 1));
+            let node = tree.add_block(parent, round, &[9, 9], group, round, Priority::NORMAL);
+            assert_eq!(
+                (tree.cached(group), tree.child(parent, round, &[9, 9])),
+                (Some(node), Some(node))
+            );
+        }
+        assert_eq!((tree.nodes.len(), tree.blocks.len()), (51, 50));
+    }
+}
