@@ -103,6 +103,10 @@ impl<'a> Kit<'a> {
         Kit { shared, cache: PrefixCache::new(shared, SIZE, KEY) }
     }
 
+    fn with_hash_bits(shared: &'a SharedPagedKv, bits: u32) -> Self {
+        Kit { shared, cache: PrefixCache::with_hash_bits(shared, SIZE, KEY, bits) }
+    }
+
     /// Stores the full blocks of a prompt. The cache is the only holder of those that were not
     /// known.
     fn store(&mut self, salt: &[u8], tokens: &[u32]) -> Vec<PageGroup> {
@@ -157,32 +161,36 @@ fn a_collision_is_a_miss_or_a_second_entry_and_never_a_hit() {
     assert_eq!(shared.free_groups(), 64);
 }
 
+/// Whether the hash tells histories apart, or tells nothing.
 #[test]
 fn a_block_is_found_behind_its_own_history_alone() {
-    let shared = pool(8);
-    let mut kit = Kit::new(&shared);
-    kit.store(b"", &[1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]);
-    // The same last block behind another first one, behind fewer, and alone.
-    assert_eq!(kit.covered(b"", &[2, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]), 0);
-    assert_eq!(kit.covered(b"", &[1, 1, 1, 1, 9, 9, 9, 9]), 4);
-    assert_eq!(kit.covered(b"", &[5, 5, 5, 5]), 0);
-    assert_eq!(kit.covered(b"", &[1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]), 12);
-    kit.check(&[]);
+    for bits in [64, 1, 0] {
+        let shared = pool(8);
+        let mut kit = Kit::with_hash_bits(&shared, bits);
+        kit.store(b"", &[1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]);
+        // The same last block behind another first one, behind fewer, and alone.
+        assert_eq!(kit.covered(b"", &[2, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]), 0);
+        assert_eq!(kit.covered(b"", &[1, 1, 1, 1, 9, 9, 9, 9]), 4);
+        assert_eq!(kit.covered(b"", &[5, 5, 5, 5]), 0);
+        assert_eq!(kit.covered(b"", &[1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]), 12);
+        kit.check(&[]);
+    }
 }
 
 #[test]
 fn a_salt_sees_nothing_of_another() {
-    let shared = pool(8);
-    let mut kit = Kit::new(&shared);
-    kit.store(b"tenant 1", &count(0, 8));
-    assert_eq!(kit.covered(b"tenant 1", &count(0, 8)), 8);
-    for other in [&b"tenant 2"[..], b"tenant", b"tenant 1\0", b"", b"tenant 11"] {
-        assert_eq!(kit.covered(other, &count(0, 8)), 0);
+    for bits in [64, 1, 0] {
+        let shared = pool(8);
+        let mut kit = Kit::with_hash_bits(&shared, bits);
+        kit.store(b"tenant 1", &count(0, 8));
+        assert_eq!(kit.covered(b"tenant 1", &count(0, 8)), 8);
+        for other in [&b"tenant 2"[..], b"tenant", b"tenant 1\0", b"", b"tenant 11"] {
+            assert_eq!(kit.covered(other, &count(0, 8)), 0);
+        }
+        kit.store(b"", &count(0, 4));
+        assert_eq!((kit.covered(b"", &count(0, 8)), kit.cache.stats().salts), (4, 2));
+        kit.check(&[]);
     }
-    // Nor does the beginning of a salt and of the tokens make up for each other.
-    kit.store(b"", &count(0, 4));
-    kit.check(&[]);
-    assert_eq!(kit.cache.stats().salts, 2);
 }
 
 #[test]
@@ -201,8 +209,7 @@ fn hashes_cannot_be_foreseen_without_the_key() {
         cache.insert(b"", &count(0, 8), &groups, Priority::NORMAL).unwrap();
         release(&shared, &groups);
         drop(cache);
-        let hashes = told.lock().unwrap().clone();
-        hashes
+        told.lock().unwrap().clone()
     };
     let (one, again) = (hashes(KEY), hashes(KEY));
     let other = hashes(HashKey::new(*b"sixteen of bytez"));

@@ -105,10 +105,13 @@ impl Prompt {
     }
 }
 
+/// A salt, and all tokens from the first on.
+type Prefix = (&'static [u8], Vec<u32>);
+
 /// A cached block as the model knows it: everything up to its end.
 #[derive(Clone, Debug)]
 struct Entry {
-    prefix: (&'static [u8], Vec<u32>),
+    prefix: Prefix,
     group: PageGroup,
     priority: u8,
     used: u64,
@@ -156,10 +159,10 @@ pub struct Model {
     shared: Arc<SharedPagedKv>,
     cache: PrefixCache<Arc<SharedPagedKv>>,
     requests: [Request; REQUESTS],
-    pins: Vec<(Pin, (&'static [u8], Vec<u32>))>,
+    pins: Vec<(Pin, Prefix)>,
     entries: Vec<Entry>,
     /// What is in each group that was ever filled.
-    written: Vec<(PageGroup, (&'static [u8], Vec<u32>))>,
+    written: Vec<(PageGroup, Prefix)>,
     /// What the events say is cached.
     told: Told,
     budget: usize,
@@ -544,7 +547,7 @@ fn release(shared: &SharedPagedKv, groups: &[PageGroup]) {
 }
 
 /// Whether a prefix goes through the entry's block.
-fn covers(prefix: &(&'static [u8], Vec<u32>), entry: &Entry) -> bool {
+fn covers(prefix: &Prefix, entry: &Entry) -> bool {
     let (salt, tokens) = &entry.prefix;
     *salt == prefix.0 && prefix.1.starts_with(tokens)
 }

@@ -1,6 +1,5 @@
 //! The cache: what is looked up, stored, pinned and evicted.
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -8,13 +7,10 @@ use super::error::{InsertError, PinError};
 use super::hash::HashKey;
 use super::holders::{GroupHolders, HoldersRef};
 use super::lease::Lease;
-use super::stats::{PrefixEvent, PrefixStats};
+use super::stats::{PrefixEvent, PrefixSink, PrefixStats};
 use super::tree::{NodeId, Tree};
 use super::{Inserted, Pin, Priority};
 use crate::id::{CacheEra, PageGroup};
-
-/// Called with each event.
-type Sink = Box<dyn FnMut(PrefixEvent<'_>) + Send + Sync>;
 
 /// Finds the page groups that hold the beginning of a prompt already.
 ///
@@ -45,7 +41,7 @@ pub struct PrefixCache<P: HoldersRef> {
     pub(super) pinned: usize,
     pin_budget: usize,
     counts: PrefixStats,
-    sink: Option<Sink>,
+    sink: Option<PrefixSink>,
 }
 
 /// The end of a way through the tree.
@@ -100,7 +96,7 @@ impl<P: HoldersRef> PrefixCache<P> {
     ///
     /// It is called in the middle of an operation, under the caller's lock: it should pass the
     /// event on and return. If it panics, the cache is as it was after the change it was told of.
-    pub fn set_sink(&mut self, sink: Option<Box<dyn FnMut(PrefixEvent<'_>) + Send + Sync>>) {
+    pub fn set_sink(&mut self, sink: Option<PrefixSink>) {
         self.sink = sink;
     }
 

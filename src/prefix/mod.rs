@@ -156,7 +156,7 @@ pub use error::{InsertError, PinError};
 pub use hash::HashKey;
 pub use holders::{GroupHolders, HoldersRef};
 pub use lease::{Lease, PartialBlock};
-pub use stats::{PrefixEvent, PrefixStats};
+pub use stats::{PrefixEvent, PrefixSink, PrefixStats};
 
 use crate::id::CacheEra;
 use tree::NodeId;

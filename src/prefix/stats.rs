@@ -1,6 +1,11 @@
 //! What a cache has done, and what it tells others while doing it.
 
+use alloc::boxed::Box;
+
 use crate::id::PageGroup;
+
+/// Who is told of each [`PrefixEvent`].
+pub type PrefixSink = Box<dyn FnMut(PrefixEvent<'_>) + Send + Sync>;
 
 /// What a [`PrefixCache`](super::PrefixCache) holds and what it has done since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
