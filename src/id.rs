@@ -124,6 +124,17 @@ impl fmt::Display for PageGroup {
     }
 }
 
+/// Which prefix cache a pin is of, and between which two clears of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CacheEra(u32);
+
+impl CacheEra {
+    pub(crate) fn fresh() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        CacheEra(next(&NEXT))
+    }
+}
+
 /// The counter's next value. `Relaxed` is enough: the number must differ, nothing is published
 /// by it.
 #[cfg(target_has_atomic = "32")]

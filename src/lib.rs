@@ -31,6 +31,8 @@
 //!   a count of holders: the unit in which prefixes are shared. A
 //!   [`SharedSequence`](cache::SharedSequence) is one request in all layers, and gives its blocks
 //!   back when it is dropped. Features `std` or `spin`.
+//! - [`PrefixCache`](prefix::PrefixCache): which page groups hold the beginning of a prompt already,
+//!   found by its tokens, held by a lease while they are used, and evicted when the pool runs short.
 //! - To attend: [`causal_gqa_attention`](attention::causal_gqa_attention) and
 //!   [`causal_gqa_attention_paged`](attention::causal_gqa_attention_paged), and their `_into`
 //!   twins with [`AttentionOptions`](attention::AttentionOptions), which allocate nothing. Row `i`
@@ -83,6 +85,7 @@
 //! attention           the doors: pages and arithmetic meet
 //! batch               many sequences at once: what is done, and who does it on which threads
 //! share               locks, page groups, the shared layer
+//! prefix              prompts that begin alike: token ids and page groups, never numbers
 //! ```
 //!
 //! A room uses those above it; `storage` and `kernel` do not know each other, and `element` looks
@@ -104,6 +107,7 @@ mod id;
 #[doc(hidden)]
 pub mod internal;
 mod kernel;
+pub mod prefix;
 mod shape;
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
 mod share;

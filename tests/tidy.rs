@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 ///
 /// `element` looks at `attention` for one name, [`DECLARED`], so that kernels are compiled here
 /// and not in a dependent's debug build.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("cut", &[]),
     ("id", &[]),
     ("error", &["id"]),
@@ -22,6 +22,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("storage", &["cut", "error", "id", "shape", "simd", "element"]),
     ("attention", &["cut", "error", "id", "shape", "simd", "element", "kernel", "storage"]),
     ("share", &["error", "id", "shape", "element", "storage"]),
+    ("prefix", &["error", "id", "element", "share"]),
     (
         "batch",
         &["cut", "error", "id", "shape", "simd", "element", "kernel", "storage", "attention"],

@@ -94,6 +94,7 @@ fn paged_decode(level: Level) -> c_int {
 #[cfg(feature = "spin")]
 fn shared_decode(level: Level) -> c_int {
     use paged_kv::cache::SharedPagedKv;
+    use paged_kv::prefix::{HashKey, PrefixCache, Priority};
 
     let shared = SharedPagedKv::new(1, BLOCK, 12, KV_HEADS, WIDTH);
     let (Some(first), Some(second)) = (shared.acquire_group(), shared.acquire_group()) else {
@@ -124,10 +125,24 @@ fn shared_decode(level: Level) -> c_int {
     if bits(&paged[0]) != bits(&alone[0]) || bits(&paged[1]) != bits(&alone[1]) {
         return 33;
     }
+    // The full block of the prefix is found by its tokens, once nobody holds it but the cache.
+    let mut prefixes = PrefixCache::new(&shared, BLOCK, HashKey::new([7; 16]));
+    let tokens: Vec<u32> = (0..PREFIX as u32).collect();
+    if prefixes.insert(b"", &tokens, &[first, second], Priority::NORMAL).is_err() {
+        return 37;
+    }
     for group in [first, second] {
-        if shared.release_group(group) || !shared.release_group(group) {
+        if shared.release_group(group) || shared.release_group(group) != (group == second) {
             return 34;
         }
+    }
+    let lease = prefixes.lookup(b"", &tokens);
+    if lease.groups() != [first] || lease.covered() != BLOCK || prefixes.evict(1) != 0 {
+        return 38;
+    }
+    drop(lease);
+    if prefixes.evict(1) != 1 || prefixes.check_invariants([]).is_err() {
+        return 39;
     }
     if shared.release(0, &mut writer).is_err() || shared.release(0, &mut reader).is_err() {
         return 35;

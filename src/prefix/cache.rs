@@ -1,0 +1,433 @@
+//! The cache: what is looked up, stored, pinned and evicted.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::error::{InsertError, PinError};
+use super::hash::HashKey;
+use super::holders::{GroupHolders, HoldersRef};
+use super::lease::Lease;
+use super::stats::{PrefixEvent, PrefixSink, PrefixStats};
+use super::tree::{NodeId, Tree};
+use super::{Inserted, Pin, Priority};
+use crate::id::{CacheEra, PageGroup};
+
+/// Finds the page groups that hold the beginning of a prompt already.
+///
+/// The room's [essay](super) says what it is and what it promises. `P` is the way to the pool:
+/// `&SharedPagedKv`, or an `Arc` of it.
+///
+/// # Memory
+///
+/// A cached block takes 56 bytes and four for each of its tokens, twice that at worst after the
+/// vectors have grown; 6 to 12 bytes in a hash table; four for each group that the pool can hand
+/// out; and 24 to 60 where no block stands behind it. With blocks of 64 that is 320 to 710 bytes.
+/// There is no bound to set: each cached block holds a group, so that the pool is the bound.
+///
+/// # Deadlock
+///
+/// Takes the pool's group table, a leaf, and waits for no reader and no writer: its methods are legal
+/// under any guard of the pool. It has no lock of its own; keep it behind one of yours.
+pub struct PrefixCache<P: HoldersRef> {
+    pub(super) holders: P,
+    pub(super) key: HashKey,
+    pub(super) tree: Tree,
+    /// Time, in uses.
+    pub(super) clock: u64,
+    era: CacheEra,
+    /// Pins that are out.
+    pins: u32,
+    /// Blocks that they cover.
+    pub(super) pinned: usize,
+    pin_budget: usize,
+    counts: PrefixStats,
+    sink: Option<PrefixSink>,
+}
+
+/// The end of a way through the tree.
+struct Found {
+    node: NodeId,
+    hash: u64,
+    /// Full blocks on the way.
+    blocks: usize,
+}
+
+impl<P: HoldersRef> PrefixCache<P> {
+    /// An empty cache of blocks of `block_size` positions, which must be what the pool's blocks
+    /// have in every layer. Nothing can be pinned until a budget is set.
+    ///
+    /// # Panics
+    ///
+    /// If `block_size` is 0.
+    #[track_caller]
+    pub fn new(holders: P, block_size: usize, key: HashKey) -> Self {
+        assert!(block_size > 0, "a block has at least one position");
+        PrefixCache {
+            holders,
+            key,
+            tree: Tree::new(block_size, u64::MAX),
+            clock: 0,
+            era: CacheEra::fresh(),
+            pins: 0,
+            pinned: 0,
+            pin_budget: 0,
+            counts: PrefixStats::default(),
+            sink: None,
+        }
+    }
+
+    /// As [`new`](Self::new), but its tables see only so many bits of a hash, so that collisions
+    /// are the rule.
+    #[cfg(feature = "internal")]
+    #[doc(hidden)]
+    pub fn with_hash_bits(holders: P, block_size: usize, key: HashKey, bits: u32) -> Self {
+        let mask = u64::MAX.checked_shr(u64::BITS - bits).unwrap_or(0);
+        let mut cache = Self::new(holders, block_size, key);
+        cache.tree.mask = mask;
+        cache
+    }
+
+    /// How many blocks may be pinned at once. Lowering it unpins nothing.
+    pub fn set_pin_budget(&mut self, blocks: usize) {
+        self.pin_budget = blocks;
+    }
+
+    /// Has every event told to `sink`, or to nobody.
+    ///
+    /// It is called in the middle of an operation, under the caller's lock: it should pass the
+    /// event on and return. If it panics, the cache is as it was after the change it was told of.
+    pub fn set_sink(&mut self, sink: Option<PrefixSink>) {
+        self.sink = sink;
+    }
+
+    /// Finds the cached beginning of a prompt and holds its groups.
+    ///
+    /// The lease covers one position less than there are tokens at most: what comes after a prompt
+    /// is computed from its last position. It ends with a part of a block where a cached block
+    /// begins with the next tokens and goes on otherwise, or would cover the last one. A group
+    /// that cannot be held (because somebody released the cache's own count of it) ends it as if
+    /// it were not there.
+    ///
+    /// # Cost
+    ///
+    /// One allocation for a hit, none for a miss; for each block one hash, one comparison of its
+    /// tokens and one count at the pool; for the end, the logarithm of the blocks behind one
+    /// parent and of those without children. Independent of what else is cached.
+    pub fn lookup(&mut self, salt: &[u8], tokens: &[u32]) -> Lease<P> {
+        self.counts.tokens_asked += tokens.len() as u64;
+        let (groups, covered) = self.find_and_hold(salt, tokens).unwrap_or_default();
+        self.counts.tokens_saved += covered as u64;
+        self.counts.hits += u64::from(covered > 0);
+        self.counts.misses += u64::from(covered == 0);
+        self.counts.partial_hits += u64::from(!covered.is_multiple_of(self.tree.block_size));
+        Lease::new(self.holders.clone(), groups, covered, self.tree.block_size)
+    }
+
+    /// How many positions a lookup would cover. Holds nothing and counts as no use: by the time
+    /// the caller acts on it they may be evicted.
+    pub fn peek(&self, salt: &[u8], tokens: &[u32]) -> usize {
+        let most = &tokens[..tokens.len().saturating_sub(1)];
+        let Some(found) = self.descend(salt, most) else { return 0 };
+        let full = found.blocks * self.tree.block_size;
+        full + self.closest(&found, most).map_or(0, |(_, positions)| positions)
+    }
+
+    /// Stores the full blocks of `tokens`, whose rows are in `groups`; the cache becomes one more
+    /// holder of each group it stores. All or nothing.
+    ///
+    /// To be called when every row of these blocks is written in every layer, and with groups that
+    /// the caller holds. `groups[i]` holds the positions from `i * block_size` on; what is
+    /// behind the last full block is not looked at. A block that is cached already stays as it
+    /// is, with the group it has: the caller's own copy is not stored.
+    ///
+    /// All these blocks, stored or known, count as used now, and have this priority at least.
+    ///
+    /// # Errors
+    ///
+    /// [`InsertError::GroupCount`] for fewer groups than full blocks, [`InsertError::GroupCached`]
+    /// for a group that holds other tokens, or is named twice, [`InsertError::Group`] for a handle
+    /// that the pool refuses.
+    ///
+    /// # Cost
+    ///
+    /// As [`lookup`](Self::lookup), and amortised no allocation; the tokens are copied.
+    pub fn insert(
+        &mut self,
+        salt: &[u8],
+        tokens: &[u32],
+        groups: &[PageGroup],
+        priority: Priority,
+    ) -> Result<Inserted, InsertError> {
+        let size = self.tree.block_size;
+        let need = tokens.len() / size;
+        if groups.len() < need {
+            return Err(InsertError::GroupCount { need, have: groups.len() });
+        }
+        if need == 0 {
+            return Ok(Inserted::default());
+        }
+        let used = self.tick();
+        let from = self.descend(salt, tokens).unwrap_or_else(|| {
+            let hash = self.key.root(salt);
+            Found { node: self.tree.add_root(hash, salt), hash, blocks: 0 }
+        });
+        let (mut end, mut hash) = (from.node, from.hash);
+        for (tokens, &group) in tokens.chunks_exact(size).zip(groups).skip(from.blocks) {
+            if let Err(error) = self.hold_new(group) {
+                self.take_back(from.node, end);
+                return Err(error);
+            }
+            hash = self.key.block(hash, tokens);
+            end = self.tree.add_block(end, hash, tokens, group, used, priority);
+        }
+        self.tree.touch(end, used, Some(priority));
+        let stored = need - from.blocks;
+        self.counts.stored += stored as u64;
+        self.tell_stored(salt, end, stored);
+        Ok(Inserted { stored, known: from.blocks })
+    }
+
+    /// Evicts until `n` groups have gone back to the pool, or nothing is left that may go. How
+    /// many have.
+    ///
+    /// Children go before parents; of those that may go now, the ones of the lowest priority
+    /// first, and of these the one whose last use is longest ago. Nothing goes that is pinned, nor
+    /// what anybody holds beside the cache: a lease, or a sequence that retained the group. (A
+    /// sequence that only adopted the group's blocks holds those and not the group: the cache
+    /// evicts it, and the blocks come back when the sequence is done.)
+    ///
+    /// # Cost
+    ///
+    /// For each block the logarithm of the blocks without children, and one question to the pool
+    /// for each end of a path that is held: at most as many as there are leases and sequences.
+    pub fn evict(&mut self, n: usize) -> usize {
+        let mut freed = 0;
+        // Everything up to here is held. What becomes a leaf comes behind it, see `tree`.
+        let mut passed = None;
+        while freed < n
+            && let Some(leaf) = self.tree.next_leaf(passed)
+        {
+            let group = self.tree[leaf.node].group.expect("a leaf is a block");
+            if self.holders.holders(group) > 1 {
+                passed = Some(leaf);
+                continue;
+            }
+            let hash = self.tree[leaf.node].hash;
+            let before = self.tree.remove_block(leaf.node);
+            freed += usize::from(self.holders.release(group) == Ok(true));
+            self.counts.evicted += 1;
+            self.tree.remove_if_empty_root(before);
+            if let Some(sink) = &mut self.sink {
+                sink(PrefixEvent::Removed { hash, group });
+            }
+        }
+        freed
+    }
+
+    /// Lets every block go, pinned or held: what leases hold stays theirs, and is no longer found.
+    /// For when cached rows are worth nothing any more, as after a change of the model's weights.
+    ///
+    /// Every [`Pin`] is void from then on. Returns how many groups went back to the pool.
+    pub fn clear(&mut self) -> usize {
+        let freed = self.release_all();
+        self.tree = Tree::new(self.tree.block_size, self.tree.mask);
+        (self.pinned, self.pins) = (0, 0);
+        self.era = CacheEra::fresh();
+        if let Some(sink) = &mut self.sink {
+            sink(PrefixEvent::Cleared);
+        }
+        freed
+    }
+
+    /// Keeps the full blocks of `tokens` from being evicted until the pin is given back.
+    ///
+    /// # Errors
+    ///
+    /// [`PinError::TooShort`], [`PinError::NotCached`] where one of them is not cached, and
+    /// [`PinError::OverBudget`]; [`PinError::TooMany`] at 2^32 pins.
+    ///
+    /// # Cost
+    ///
+    /// One hash and one comparison for each block.
+    pub fn pin(&mut self, salt: &[u8], tokens: &[u32]) -> Result<Pin, PinError> {
+        let size = self.tree.block_size;
+        let need = tokens.len() / size;
+        if need == 0 {
+            return Err(PinError::TooShort { need: size, have: tokens.len() });
+        }
+        let end = match self.descend(salt, tokens) {
+            Some(found) if found.blocks == need => found.node,
+            found => {
+                let have = found.map_or(0, |found| found.blocks);
+                return Err(PinError::NotCached { need, have });
+            }
+        };
+        // What is before a pinned block is pinned.
+        let fresh = self.tree.path(end).take_while(|node| self.tree[*node].pins == 0).count();
+        let left = self.pin_budget.saturating_sub(self.pinned);
+        if fresh > left {
+            return Err(PinError::OverBudget { need: fresh, left });
+        }
+        self.pins = self.pins.checked_add(1).ok_or(PinError::TooMany)?;
+        self.pinned += fresh;
+        self.tree.pin(end);
+        Ok(Pin { end, era: self.era })
+    }
+
+    /// Gives a pin back. Returns how many blocks are no longer pinned by anybody.
+    ///
+    /// # Errors
+    ///
+    /// [`PinError::UnknownPin`].
+    pub fn unpin(&mut self, pin: Pin) -> Result<usize, PinError> {
+        if pin.era != self.era {
+            return Err(PinError::UnknownPin);
+        }
+        let free = self.tree.unpin(pin.end);
+        self.pinned -= free;
+        self.pins -= 1;
+        Ok(free)
+    }
+
+    /// Positions of a block.
+    pub fn block_size(&self) -> usize {
+        self.tree.block_size
+    }
+
+    /// How many blocks may be pinned at once.
+    pub fn pin_budget(&self) -> usize {
+        self.pin_budget
+    }
+
+    /// What it holds, and what it has done.
+    pub fn stats(&self) -> PrefixStats {
+        PrefixStats {
+            cached: self.tree.blocks.len(),
+            pinned: self.pinned,
+            salts: self.tree.roots.len(),
+            ..self.counts
+        }
+    }
+
+    /// How many groups [`evict`](Self::evict) could give back at most now.
+    ///
+    /// For admission control: a request fits that needs no more than this and what is free. Asks
+    /// the pool about every cached block, so ask when little is free.
+    pub fn evictable(&self) -> usize {
+        let mut stays = alloc::vec![false; self.tree.nodes.len()];
+        for &end in &self.tree.blocks {
+            let held = self.holders_of(end) > 1 || self.tree[end].pins > 0;
+            // And so does all that is before it, which somebody else may have been at already.
+            for node in self.tree.path(end).take_while(|_| held) {
+                if core::mem::replace(&mut stays[node.index()], true) {
+                    break;
+                }
+            }
+        }
+        let goes = |node: &&NodeId| !stays[node.index()] && self.holders_of(**node) == 1;
+        self.tree.blocks.iter().filter(goes).count()
+    }
+
+    fn holders_of(&self, node: NodeId) -> u32 {
+        self.tree[node].group.map_or(0, |group| self.holders.holders(group))
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// As far as the full blocks of `tokens` are cached.
+    fn descend(&self, salt: &[u8], tokens: &[u32]) -> Option<Found> {
+        let hash = self.key.root(salt);
+        let mut found = Found { node: self.tree.root(hash, salt)?, hash, blocks: 0 };
+        for tokens in tokens.chunks_exact(self.tree.block_size) {
+            let hash = self.key.block(found.hash, tokens);
+            let Some(node) = self.tree.child(found.node, hash, tokens) else { break };
+            found = Found { node, hash, blocks: found.blocks + 1 };
+        }
+        Some(found)
+    }
+
+    /// The block behind that begins with more of `tokens`, and how many.
+    fn closest(&self, found: &Found, tokens: &[u32]) -> Option<(NodeId, usize)> {
+        let rest = &tokens[found.blocks * self.tree.block_size..];
+        self.tree.closest(found.node, &rest[..rest.len().min(self.tree.block_size)])
+    }
+
+    /// The groups of a hit, and the positions they cover; `None` for a miss.
+    fn find_and_hold(&mut self, salt: &[u8], tokens: &[u32]) -> Option<(Vec<PageGroup>, usize)> {
+        let size = self.tree.block_size;
+        let most = &tokens[..tokens.len().saturating_sub(1)];
+        let found = self.descend(salt, most)?;
+        let (end, mut covered) = match self.closest(&found, most) {
+            Some((node, positions)) => (node, found.blocks * size + positions),
+            None => (found.node, found.blocks * size),
+        };
+        let mut groups = Vec::with_capacity(covered.div_ceil(size));
+        groups.extend(self.tree.path(end).filter_map(|node| self.tree[node].group));
+        groups.reverse();
+        let held = self.holders.retain_each(&groups);
+        if held < groups.len() {
+            groups.truncate(held);
+            covered = held * size;
+        }
+        let used = self.tick();
+        self.tree.touch(end, used, None);
+        Some((groups, covered))
+    }
+
+    /// Becomes a holder of a group that is not cached.
+    fn hold_new(&self, group: PageGroup) -> Result<(), InsertError> {
+        match self.tree.cached(group) {
+            Some(_) => Err(InsertError::GroupCached { group }),
+            None => Ok(self.holders.retain(group)?),
+        }
+    }
+
+    /// Undoes an insertion that got from `from` to `end`.
+    fn take_back(&mut self, from: NodeId, mut end: NodeId) {
+        while end != from {
+            let group = self.tree[end].group;
+            end = self.tree.remove_block(end);
+            let _just_retained = group.map(|group| self.holders.release(group));
+        }
+        self.tree.remove_if_empty_root(from);
+    }
+
+    /// Tells of the last `stored` blocks up to `end`, the first of them first.
+    fn tell_stored(&mut self, salt: &[u8], end: NodeId, stored: usize) {
+        let Some(sink) = &mut self.sink else { return };
+        let tree = &self.tree;
+        let path: Vec<_> = tree.path(end).take(stored).collect();
+        for node in path.into_iter().rev() {
+            let block = &tree[node];
+            if let (Some(group), Some(parent)) = (block.group, block.parent) {
+                let (parent, hash) = (tree[parent].hash, block.hash);
+                sink(PrefixEvent::Stored { salt, parent, hash, tokens: tree.tokens(node), group });
+            }
+        }
+    }
+
+    fn release_all(&self) -> usize {
+        let groups = self.tree.blocks.iter().filter_map(|node| self.tree[*node].group);
+        groups.filter(|group| self.holders.release(*group) == Ok(true)).count()
+    }
+}
+
+impl<P: HoldersRef> Drop for PrefixCache<P> {
+    fn drop(&mut self) {
+        self.release_all();
+    }
+}
+
+impl<P: HoldersRef> fmt::Debug for PrefixCache<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = &self.tree.block_size;
+        f.debug_struct("PrefixCache")
+            .field("block_size", size)
+            .field("pin_budget", &self.pin_budget)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,103 @@
+//! Why a prefix was not stored or not pinned.
+
+use core::error::Error;
+use core::fmt;
+
+use crate::error::GroupError;
+use crate::id::PageGroup;
+
+/// Why blocks were not stored. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InsertError {
+    /// Fewer groups than the tokens fill blocks.
+    GroupCount {
+        /// Full blocks of tokens.
+        need: usize,
+        /// Groups handed in.
+        have: usize,
+    },
+    /// The cache holds this group already, for other tokens, or it was handed in twice: one block
+    /// cannot hold the rows of two.
+    GroupCached {
+        /// The group.
+        group: PageGroup,
+    },
+    /// The group cannot be held.
+    Group(GroupError),
+}
+
+impl fmt::Display for InsertError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InsertError::GroupCount { need, have } => {
+                write!(f, "the tokens fill {need} blocks, got {have} page groups")
+            }
+            InsertError::GroupCached { group } => {
+                write!(f, "page group {group} is cached already, for other tokens")
+            }
+            InsertError::Group(inner) => inner.fmt(f),
+        }
+    }
+}
+
+impl Error for InsertError {}
+
+impl From<GroupError> for InsertError {
+    fn from(inner: GroupError) -> Self {
+        InsertError::Group(inner)
+    }
+}
+
+/// Why a prefix was not pinned or unpinned. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PinError {
+    /// Fewer tokens than one block.
+    TooShort {
+        /// Tokens of one block.
+        need: usize,
+        /// Tokens handed in.
+        have: usize,
+    },
+    /// Not every full block of the tokens is cached.
+    NotCached {
+        /// Full blocks of tokens.
+        need: usize,
+        /// Of these, from the first on, those cached.
+        have: usize,
+    },
+    /// The pin budget does not reach.
+    OverBudget {
+        /// Blocks that were not pinned yet.
+        need: usize,
+        /// Blocks that the budget has left.
+        left: usize,
+    },
+    /// As many pins are out as can be counted.
+    TooMany,
+    /// The pin is of another cache, or of a time before the cache was cleared.
+    UnknownPin,
+}
+
+impl fmt::Display for PinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PinError::TooShort { need, have } => {
+                write!(f, "a pin needs {need} tokens, one block, got {have}")
+            }
+            PinError::NotCached { need, have } => {
+                write!(f, "{need} blocks are to be pinned, {have} of them are cached")
+            }
+            PinError::OverBudget { need, left } => {
+                write!(f, "{need} more blocks are to be pinned, the budget has {left} left")
+            }
+            PinError::TooMany => f.write_str("too many pins are out"),
+            PinError::UnknownPin => {
+                f.write_str("the pin is of another cache, or from before it was cleared")
+            }
+        }
+    }
+}
+
+impl Error for PinError {}

@@ -1,0 +1,121 @@
+//! What a lookup found, held until it is let go.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::holders::{GroupHolders, HoldersRef};
+use crate::id::PageGroup;
+
+/// The cached groups that cover the beginning of a prompt, each held once more until the lease is
+/// dropped.
+///
+/// Keep it as long as the sequence that uses the groups: nothing it holds is evicted meanwhile. It
+/// does not borrow the cache and may outlive it; what it holds is held at the pool itself.
+///
+/// # Deadlock
+///
+/// Dropping it takes the pool's group table and nothing else, and never the cache: it is legal
+/// under the lock that the cache is kept behind, under any guard of the pool, and while unwinding.
+///
+/// ```compile_fail
+/// fn twice<T: Clone>(_: T) {}
+/// let shared = paged_kv::cache::SharedPagedKv::new(1, 16, 1, 1, 1);
+/// let key = paged_kv::prefix::HashKey::new([1; 16]);
+/// let mut cache = paged_kv::prefix::PrefixCache::new(&shared, 16, key);
+/// twice(cache.lookup(b"", &[]));
+/// ```
+#[must_use = "dropping the lease lets its groups go"]
+pub struct Lease<P: HoldersRef> {
+    holders: P,
+    groups: Vec<PageGroup>,
+    covered: usize,
+    block_size: usize,
+}
+
+/// A cached block of which only the first positions are of use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PartialBlock {
+    /// Where the rows are.
+    pub group: PageGroup,
+    /// How many of its positions, from the first on.
+    pub positions: usize,
+}
+
+impl<P: HoldersRef> Lease<P> {
+    /// `groups` are held already.
+    pub(super) fn new(
+        holders: P,
+        groups: Vec<PageGroup>,
+        covered: usize,
+        block_size: usize,
+    ) -> Self {
+        debug_assert_eq!(groups.len(), covered.div_ceil(block_size));
+        Lease { holders, groups, covered, block_size }
+    }
+
+    /// Lets the partly used block go, once its rows are copied. The lease covers the full blocks
+    /// from then on.
+    pub fn release_partial(&mut self) {
+        let full = self.covered / self.block_size;
+        for group in self.groups.drain(full..) {
+            let _gone_already = self.holders.release(group);
+        }
+        self.covered = full * self.block_size;
+    }
+
+    /// Hands the groups over, with their counts: whoever takes them releases each once.
+    #[must_use = "nobody releases the groups but who takes them"]
+    pub fn into_groups(mut self) -> Vec<PageGroup> {
+        core::mem::take(&mut self.groups)
+    }
+
+    /// Positions that need not be computed: at most one less than the tokens looked up.
+    pub fn covered(&self) -> usize {
+        self.covered
+    }
+
+    /// Whether it covers nothing.
+    pub fn is_empty(&self) -> bool {
+        self.covered == 0
+    }
+
+    /// All groups, in the order of their positions; the last is used in part where
+    /// [`partial`](Self::partial) says so.
+    pub fn groups(&self) -> &[PageGroup] {
+        &self.groups
+    }
+
+    /// The groups that are covered whole.
+    pub fn full_groups(&self) -> &[PageGroup] {
+        &self.groups[..self.covered / self.block_size]
+    }
+
+    /// The last group, where only its first positions are covered.
+    ///
+    /// Its other rows belong to another prompt, so a sequence copies those positions into a block
+    /// of its own, or does without and computes them.
+    pub fn partial(&self) -> Option<PartialBlock> {
+        let positions = self.covered % self.block_size;
+        let group = *self.groups.last()?;
+        (positions > 0).then_some(PartialBlock { group, positions })
+    }
+}
+
+impl<P: HoldersRef> Drop for Lease<P> {
+    fn drop(&mut self) {
+        // From the last to the first, as they would be evicted.
+        for group in self.groups.drain(..).rev() {
+            // Refused only where somebody released what was not theirs; there is nobody to tell
+            // in the middle of unwinding, and `check_invariants` tells of the group.
+            let _gone_already = self.holders.release(group);
+        }
+    }
+}
+
+impl<P: HoldersRef> fmt::Debug for Lease<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups = &self.groups;
+        f.debug_struct("Lease").field("groups", groups).field("covered", &self.covered).finish()
+    }
+}
