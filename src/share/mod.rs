@@ -45,5 +45,8 @@
 pub(crate) mod groups;
 pub(crate) mod guard;
 pub(crate) mod lock;
+pub(crate) mod report;
+pub(crate) mod room;
 pub(crate) mod sequence;
 pub(crate) mod shared;
+mod wait;
