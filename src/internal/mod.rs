@@ -12,6 +12,8 @@ pub mod limits;
 pub mod numbers;
 pub mod oracle;
 pub mod real;
+#[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+pub mod request_ops;
 pub mod sequence_ops;
 pub mod types;
 pub mod workloads;

@@ -133,16 +133,16 @@ impl<E: Element> SharedPagedKv<E> {
                 None => GroupError::Stale { group: twice[0] }.into(),
             });
         }
+        // Where block sizes differ, a group that one layer needs for `len` has rows in all of them.
+        let filled = self.seats().map(|seat| seat.shape.blocks_for(len)).max().unwrap_or(0);
+        if groups.len() < filled {
+            return Err(PagedKvError::BlockCount { need: filled, have: groups.len() });
+        }
         let mut result = Ok(());
         for (layer, (seat, place)) in self.seats().zip(places.iter_mut()).enumerate() {
-            let need = seat.shape.blocks_for(len);
-            result = if groups.len() < need {
-                Err(PagedKvError::BlockCount { need, have: groups.len() })
-            } else {
-                let of_layer = groups.iter().filter_map(|&group| table.blocks(group).ok());
-                let blocks = of_layer.filter_map(|blocks| blocks.get(layer).copied());
-                place.cache.begin_with(&seat.blocks, seat.shape, blocks, len)
-            };
+            let of_layer = groups.iter().filter_map(|&group| table.blocks(group).ok());
+            let blocks = of_layer.filter_map(|blocks| blocks.get(layer).copied());
+            result = place.cache.begin_with(&seat.blocks, blocks, filled, len);
             if result.is_err() {
                 break;
             }

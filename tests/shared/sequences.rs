@@ -96,8 +96,8 @@ fn rows_are_written_into_room_and_nowhere_else() {
     assert_eq!(refused, Err(PagedKvError::NotReserved { need: 3, have: 2 }));
     assert_eq!(sequence.cache(0).seq_len(), 0);
     sequence.append(0, &[1.0; 2], &[1.0; 2], 2).unwrap();
-    assert!(panic_text(|| drop(sequence.push(0, &[1.0; 2], &[1.0]))).contains("key"));
-    let text = panic_text(|| drop(sequence.push(2, &[1.0], &[1.0])));
+    assert!(panic_text(|| sequence.push(0, &[1.0; 2], &[1.0]).unwrap()).contains("key"));
+    let text = panic_text(|| sequence.push(2, &[1.0], &[1.0]).unwrap());
     assert_eq!(text, "layer 2 is out of range, there are 2");
 }
 
@@ -315,7 +315,7 @@ fn a_reservation_under_ones_own_write_guard_panics_and_takes_nothing() {
         let shared = small(2, 4);
         let mut sequence = PagedSequence::new(&shared);
         let guard = shared.write(1);
-        let text = panic_text(|| drop(sequence.reserve(1)));
+        let text = panic_text(|| sequence.reserve(1).unwrap());
         assert!(text.starts_with("`reserve` under"), "{text}");
         drop(guard);
         assert_eq!(free(&shared), [4, 4]);
@@ -331,10 +331,10 @@ fn a_copy_that_a_panic_ends_loses_no_block() {
         step(&mut sequence, 1.0);
         let mut child = sequence.fork().unwrap();
         let mut old = std::mem::replace(&mut *shared.write(1), PagedKvStore::new(2, 4, 1, 1));
-        assert!(panic_text(|| drop(child.reserve(1))).contains("layer 1"));
+        assert!(panic_text(|| child.reserve(1).unwrap()).contains("layer 1"));
         let holders = child.holders().chain(sequence.holders());
         shared.check_invariants(holders).unwrap();
-        assert!(panic_text(|| drop(child.reserve(1))).contains("layer 1"));
+        assert!(panic_text(|| child.reserve(1).unwrap()).contains("layer 1"));
         drop((child, sequence));
         assert_eq!((free(&shared), old.free_block_count()), ([4, 4], 4));
         old.poison_free();
@@ -392,9 +392,8 @@ fn whoever_waits_is_woken_by_each_way_of_giving_back() {
                 _ => cache.reserve(&mut shared.write(1), 4).unwrap(),
             }
             assert!(!shared.wait_for_groups(1, Duration::from_millis(1)));
+            let (shared, waiting) = (&shared, &Barrier::new(2));
             thread::scope(|scope| {
-                let (shared, waiting) = (&shared, Barrier::new(2));
-                let waiting = &waiting;
                 let waits = scope.spawn(move || {
                     waiting.wait();
                     let mut sequence = PagedSequence::new(shared);

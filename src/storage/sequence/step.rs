@@ -139,12 +139,13 @@ impl PagedKvCache {
         Ok(PagedKvCache { store: self.store, table: held.to_vec(), len, filled: held.len() })
     }
 
-    /// Makes this table, which is empty, hold these blocks, whose first `len` positions are there.
+    /// Makes this table, which is empty, hold these blocks: the first `len` positions are there, and
+    /// the first `filled` blocks may have rows of others behind those.
     pub(crate) fn begin_with(
         &mut self,
         blocks: &Blocks,
-        shape: KvShape,
         held: impl Iterator<Item = BlockId>,
+        filled: usize,
         len: usize,
     ) -> Result<(), PagedKvError> {
         debug_assert!(self.table.is_empty() && self.len == 0);
@@ -154,7 +155,7 @@ impl PagedKvCache {
             return Err(refused);
         }
         self.len = len;
-        self.filled = shape.blocks_for(len);
+        self.filled = filled;
         Ok(())
     }
 
