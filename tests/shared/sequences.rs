@@ -421,7 +421,7 @@ fn whoever_waits_is_woken_by_each_way_of_giving_back() {
 
 #[test]
 fn numbers_and_pictures_say_who_holds_what() {
-    let shared = sized(&[6, 6, 4]);
+    let shared = sized(&[6, 6, 5]);
     let mut sequence = PagedSequence::new(&shared);
     (0..3).for_each(|number| step(&mut sequence, number as f32));
     let child = sequence.fork().unwrap();
@@ -430,12 +430,12 @@ fn numbers_and_pictures_say_who_holds_what() {
     let stats = shared.stats();
     assert_eq!((stats.groups, stats.free_groups), (1, 0));
     let of_first = stats.layers[0];
-    assert_eq!((of_first.free, of_first.held, of_first.shared, of_first.cached), (2, 4, 1, 1));
+    assert_eq!((of_first.free, of_first.held, of_first.shared, of_first.cached), (1, 5, 1, 1));
     let text = "1 groups, 0 free\n\
-        layers 0 to 1: 6 blocks of 2 positions: 2 free, 4 held (1 shared, 1 cached), 4 at most\n\
-        layer 2: 4 blocks of 2 positions: 0 free, 4 held (1 shared, 1 cached), 4 at most";
+        layers 0 to 1: 6 blocks of 2 positions: 1 free, 5 held (1 shared, 1 cached), 5 at most\n\
+        layer 2: 5 blocks of 2 positions: 0 free, 5 held (1 shared, 1 cached), 5 at most";
     assert_eq!(stats.to_string(), text);
-    let map = "3 layers\nlayers 0 to 1\n       0 21c1..\nlayer 2\n       0 21c1";
+    let map = "3 layers\nlayers 0 to 1\n       0 21c11.\nlayer 2\n       0 21c11";
     assert_eq!(shared.map().to_string(), map);
     let own = sequence.stats();
     assert_eq!((own.len, own.blocks, own.shared, own.waste), (3, 9, 3, 9));
