@@ -119,6 +119,9 @@ impl<E: Element> SharedPagedKv<E> {
         groups: &[PageGroup],
         len: usize,
     ) -> Result<(), PagedKvError> {
+        for (seat, place) in self.seats().zip(places.iter()) {
+            place.cache.check_store(seat.store)?;
+        }
         let mut sorted = groups.to_vec();
         sorted.sort_unstable_by_key(|group| group.index());
         // Held until every block is counted: no group is released in between. Counting is atomic

@@ -148,7 +148,8 @@ where
     /// # Errors
     ///
     /// [`PagedKvError::Exhausted`] with the blocks that the first short layer lacks and those that
-    /// it has; [`PagedKvError::TooLong`]. Nothing has changed then.
+    /// it has free; [`PagedKvError::TooLong`]; [`PagedKvError::WrongStore`] where `P` leads to other
+    /// layers than it did. Nothing has changed then.
     ///
     /// # Deadlock
     ///
@@ -164,6 +165,7 @@ where
         let end = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
         let mut lacking = false;
         for (seat, place) in self.shared.seats().zip(&mut self.places) {
+            place.cache.check_store(seat.store)?;
             place.lack = place.cache.lack(&seat.blocks, seat.shape, end);
             lacking |= place.lack.blocks() > 0;
         }
@@ -426,6 +428,10 @@ where
         self.len = len;
         let mut gone = false;
         for (seat, place) in self.shared.seats().zip(&mut self.places) {
+            // A `P` that leads elsewhere than it did costs its owner the blocks, and nobody else.
+            if place.cache.check_store(seat.store).is_err() {
+                continue;
+            }
             let had = place.cache.block_table().len();
             place.cache.cut_to(&seat.blocks, seat.shape, len);
             gone |= place.cache.block_table().len() < had;
@@ -438,7 +444,9 @@ where
     /// A reservation that a panic ended may have left some.
     fn give_spares_back(&mut self) {
         for (seat, place) in self.shared.seats().zip(&mut self.places) {
-            if let Some(spare) = place.spare.take() {
+            if let Some(spare) = place.spare.take()
+                && place.cache.check_store(seat.store).is_ok()
+            {
                 let released = seat.blocks.drop_table(spare);
                 debug_assert!(released.is_ok(), "a spare block is held");
             }

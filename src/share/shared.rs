@@ -244,7 +244,8 @@ impl<E: Element> SharedPagedKv<E> {
     ///
     /// A decoder cannot push every layer at once (layer 1's keys need layer 0's attention); what it
     /// does under these guards is to [`reserve`](PagedKvCache::reserve) room in every layer before a
-    /// step, after which no push of the step can run out.
+    /// step, after which no push of the step can run out. A
+    /// [`PagedSequence`](crate::cache::PagedSequence) does that without stopping readers.
     ///
     /// This is what makes "all layers advance or none do" hold under concurrency: checking free
     /// space and then appending are separate steps, and without guards that span both another
@@ -350,7 +351,7 @@ impl<E: Element> SharedPagedKv<E> {
     /// One more holder of `group`.
     ///
     /// For whoever keeps the handle: a prefix index, or a second sequence between finding a cached
-    /// prefix and adopting it. Without it, the first holder to finish frees pages the second is
+    /// prefix and [adopting it](crate::cache::PagedSequence::adopt_groups). Without it, the first holder to finish frees pages the second is
     /// about to attend over, which shows up as another conversation's tokens rather than as a
     /// crash. A sequence that has adopted the blocks holds them by itself, past the group's last
     /// release. While a group has several holders, nobody writes into its blocks.

@@ -341,6 +341,55 @@ fn a_copy_that_a_panic_ends_loses_no_block() {
     });
 }
 
+/// Parent and child reserve, copy and write at the same time on two threads, a third takes groups:
+/// nobody ends up with half, and nobody sees the other's rows.
+#[test]
+fn forks_on_other_threads_see_what_was_committed_and_nothing_else() {
+    watched(|| {
+        let shared = sized(&[9, 7, 8]);
+        let (children, born) = mpsc::channel::<PagedSequence<&SharedPagedKv>>();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let (shared, stop) = (&shared, &stop);
+            scope.spawn(move || {
+                for mut child in born {
+                    go_on(&mut child, 100.0);
+                }
+            });
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    if let Ok(groups) = shared.acquire_groups(2) {
+                        groups.into_iter().for_each(|group| assert!(shared.release_group(group)));
+                    }
+                    thread::yield_now();
+                }
+            });
+            for round in 0..ROUNDS {
+                let mut sequence = PagedSequence::new(shared);
+                (0..1 + round % 3).for_each(|_| go_on(&mut sequence, 10.0));
+                children.send(sequence.fork().unwrap()).unwrap();
+                go_on(&mut sequence, 50.0);
+            }
+            drop(children);
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(free(&shared), [9, 7, 8]);
+        shared.check_invariants([]).unwrap();
+    });
+}
+
+/// Three positions more if there is room in all layers, and none if not; what was there stays.
+fn go_on(sequence: &mut PagedSequence<&SharedPagedKv>, number: f32) {
+    let mut expected = numbers(sequence, 0);
+    if sequence.reserve(3).is_ok() {
+        let rows = [0.0, 1.0, 2.0].map(|more| number + more);
+        (0..3).for_each(|layer| sequence.append(layer, &rows, &rows, 3).unwrap());
+        sequence.commit(3).unwrap();
+        expected.extend(rows);
+    }
+    (0..3).for_each(|layer| assert_eq!(numbers(sequence, layer), expected));
+}
+
 /// Three requests fit; eight want in. Nobody holds a part of what another waits for, so that all
 /// get through, and nobody is asked for more patience than the bound.
 #[cfg(feature = "std")]
