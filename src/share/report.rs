@@ -15,9 +15,8 @@ use crate::storage::report::{Recount, StoreMap, StoreStats};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Holder<'a> {
-    /// A block table, of a bare sequence in one layer; a
-    /// [`PagedSequence`](crate::cache::PagedSequence) tells [all of its own](
-    /// crate::cache::PagedSequence::holders).
+    /// A block table, of a bare sequence in one layer.
+    /// [`PagedSequence::holders`](crate::cache::PagedSequence::holders) tells those of a request.
     #[non_exhaustive]
     Table {
         /// The layer.
