@@ -10,8 +10,12 @@
 //! An error that carries another one is that error under another name: it prints the same text
 //! and has no `source`, so that a chain does not say it twice.
 
+mod report;
+
 use core::error::Error;
 use core::fmt;
+
+pub use report::{InvariantReport, Miscount};
 
 use crate::id::{BlockId, PageGroup, StoreId};
 
@@ -232,6 +236,25 @@ pub enum PagedKvError {
     },
     /// More positions than an index can count.
     TooLong,
+    /// A sequence over all layers writes into room that was reserved in all of them, and these
+    /// positions have none. `reserve` first.
+    NotReserved {
+        /// Positions to be written.
+        need: usize,
+        /// Positions for which the layer has room that nobody else holds.
+        have: usize,
+    },
+    /// A layer has fewer positions than are to be committed in all of them.
+    LayerBehind {
+        /// The layer.
+        layer: usize,
+        /// Positions that it should have.
+        need: usize,
+        /// Positions written in it.
+        have: usize,
+    },
+    /// The handle of a page group was refused.
+    Group(GroupError),
 }
 
 impl fmt::Display for PagedKvError {
@@ -265,6 +288,13 @@ impl fmt::Display for PagedKvError {
                 write!(f, "KV head {head} is out of range, there are {n_kv_heads}")
             }
             PagedKvError::TooLong => f.write_str("more positions than an index can count"),
+            PagedKvError::NotReserved { need, have } => {
+                write!(f, "{need} positions are to be written, room is reserved for {have}")
+            }
+            PagedKvError::LayerBehind { layer, need, have } => {
+                write!(f, "layer {layer} has {have} positions, {need} are to be committed")
+            }
+            PagedKvError::Group(inner) => inner.fmt(f),
         }
     }
 }
@@ -277,44 +307,11 @@ impl From<PagedStoreExhausted> for PagedKvError {
     }
 }
 
-/// The books of a store do not agree with what its holders say they hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Miscount {
-    /// A block is counted for more or fewer holders than name it.
-    ///
-    /// More counted than found is a leak: a sequence was dropped without being released.
-    Holders {
-        /// The block.
-        block: BlockId,
-        /// Holders it is counted for.
-        counted: u32,
-        /// Holders that name it.
-        found: u32,
-    },
-    /// The free list has a held block, or a block twice, or misses one.
-    FreeList {
-        /// Blocks counted free.
-        free: usize,
-        /// Different free blocks on the list.
-        found: usize,
-    },
-}
-
-impl fmt::Display for Miscount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Miscount::Holders { block, counted, found } => {
-                write!(f, "block {block} is counted for {counted} holders, {found} name it")
-            }
-            Miscount::FreeList { free, found } => {
-                write!(f, "{free} blocks are counted free, {found} are on the free list")
-            }
-        }
+impl From<GroupError> for PagedKvError {
+    fn from(inner: GroupError) -> Self {
+        PagedKvError::Group(inner)
     }
 }
-
-impl Error for Miscount {}
 
 /// Why a contiguous cache could not be changed or read. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,8 +29,9 @@
 //! - [`SharedPagedKv`](cache::SharedPagedKv): a store per layer behind a lock per layer, for
 //!   requests on many threads. A [`PageGroup`] is one block in every layer with
 //!   a count of holders: the unit in which prefixes are shared. A
-//!   [`SharedSequence`](cache::SharedSequence) is one request in all layers, and gives its blocks
-//!   back when it is dropped. Features `std` or `spin`.
+//!   [`PagedSequence`](cache::PagedSequence) is one request over all layers: room in all of them or
+//!   in none, steps that are committed or abandoned, forks that copy nothing; dropping it gives
+//!   its blocks back. Features `std` or `spin`.
 //! - [`PrefixCache`](prefix::PrefixCache): which page groups hold the beginning of a prompt already,
 //!   found by its tokens, held by a lease while they are used, and evicted when the pool runs short.
 //! - To attend: [`causal_gqa_attention`](attention::causal_gqa_attention) and
@@ -121,7 +122,9 @@ pub mod cache {
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
     pub use crate::share::guard::{RwLockReadGuard, RwLockWriteGuard};
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
-    pub use crate::share::sequence::SharedSequence;
+    pub use crate::share::report::{Holder, PoolMap, PoolStats};
+    #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+    pub use crate::share::sequence::{PagedSequence, SequenceStats};
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
     pub use crate::share::shared::SharedPagedKv;
     pub use crate::storage::contiguous::KvCache;
@@ -129,13 +132,14 @@ pub mod cache {
     pub use crate::storage::paged::PagedKvStore;
     #[cfg(target_has_atomic = "ptr")]
     pub use crate::storage::pool::KvBlockPool;
+    pub use crate::storage::report::{StoreMap, StoreStats};
     pub use crate::storage::sequence::PagedKvCache;
 }
 
 pub use element::{Element, Int4, Int8};
 pub use error::{
-    AttentionError, GroupError, KvCacheError, KvPoolExhausted, Miscount, PagedKvError,
-    PagedStoreExhausted, ShapeError, Side,
+    AttentionError, GroupError, InvariantReport, KvCacheError, KvPoolExhausted, Miscount,
+    PagedKvError, PagedStoreExhausted, ShapeError, Side,
 };
 /// The half-width floats that can be stored, as the crate `half` defines them.
 pub use half::{bf16, f16};

@@ -229,6 +229,33 @@ fn inside_a_block_a_push_allocates_nothing<E: Element>() {
 }
 
 /// Neither the caller of a run nor the worker asks for anything.
+#[cfg(any(feature = "std", feature = "spin"))]
+#[test]
+fn a_step_over_all_layers_allocates_nothing() {
+    use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    let shared = SharedPagedKv::new(3, 16, 8, 1, 1);
+    let mut sequence = PagedSequence::new(&shared);
+    let row = [1.0; 20];
+    sequence.reserve(100).unwrap();
+    let count = allocations(|| {
+        for _ in 0..5 {
+            sequence.reserve(20).unwrap();
+            for layer in 0..3 {
+                sequence.push(layer, &row[..1], &row[..1]).unwrap();
+            }
+            sequence.abandon();
+            for layer in 0..3 {
+                sequence.append(layer, &row, &row, 20).unwrap();
+            }
+            sequence.commit(20).unwrap();
+        }
+        assert!(!sequence.shared().can_ever_fit(129));
+        sequence.truncate(17).unwrap();
+        sequence.release();
+    });
+    assert_eq!(count, 0);
+}
+
 #[cfg(feature = "std")]
 #[test]
 fn a_run_of_the_pool_allocates_nothing() {

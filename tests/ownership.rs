@@ -48,6 +48,36 @@ mod groups {
     every_type! { groups_and_sequences_share_blocks_and_every_block_is_counted }
 }
 
+#[cfg(any(feature = "std", feature = "spin"))]
+mod requests {
+    use super::{config, programs};
+    use paged_kv::internal::request_ops::{Model, Op};
+    use paged_kv::{Element, every_type};
+    use proptest::prelude::*;
+
+    fn requests_over_all_layers_hold_what_was_committed_and_every_block_is_counted<E: Element>() {
+        proptest!(config::<E>(), |(program in programs())| {
+            let ops: Vec<Op> = program.into_iter().map(Op::decode).collect();
+            Model::<E>::run(&ops);
+        });
+    }
+
+    fn the_model_notices_a_request_that_was_forgotten<E: Element>() {
+        let shared = Model::<E>::layers();
+        let mut model = Model::new(&shared);
+        model.step(Op::Step { request: 0, n: 2, keep: 2 });
+        model.check();
+        model.forget(0);
+        let noticed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| model.check()));
+        assert!(noticed.is_err());
+    }
+
+    every_type! {
+        requests_over_all_layers_hold_what_was_committed_and_every_block_is_counted,
+        the_model_notices_a_request_that_was_forgotten,
+    }
+}
+
 /// The same smoke run everywhere, whatever proptest draws.
 fn a_fixed_run_reaches_every_operation<E: Element>() {
     let mut state = 1_u64;
@@ -64,8 +94,9 @@ fn a_fixed_run_reaches_every_operation<E: Element>() {
     }
     #[cfg(any(feature = "std", feature = "spin"))]
     {
-        use paged_kv::internal::group_ops;
+        use paged_kv::internal::{group_ops, request_ops};
         group_ops::Model::<E>::run(&group_ops::Op::decode_all(&bytes));
+        request_ops::Model::<E>::run(&request_ops::Op::decode_all(&bytes));
     }
 }
 

@@ -4,7 +4,7 @@
 
 use paged_kv::GroupError;
 use paged_kv::attention::causal_gqa_attention_paged;
-use paged_kv::cache::{PageGroup, SharedPagedKv, SharedSequence};
+use paged_kv::cache::{PageGroup, PagedSequence, SharedPagedKv};
 use paged_kv::internal::numbers::Numbers;
 use paged_kv::internal::prefix_ops::{Model, Op, World};
 use paged_kv::prefix::{
@@ -418,16 +418,17 @@ fn the_same_prompt_three_times_in_a_full_pool_gives_the_same_bits() {
                 None => {}
             }
         }
-        let mut sequence = SharedSequence::new(&shared);
-        let blocks: Vec<_> =
-            groups.iter().map(|group| shared.group_block(*group, 0).unwrap()).collect();
-        let cache_of = sequence.cache_mut(0);
-        cache_of.adopt(&mut shared.write(0), &blocks, found * SIZE).unwrap();
-        for &token in &tokens[found * SIZE..] {
+        let mut sequence = PagedSequence::new(&shared);
+        let rest = &tokens[found * SIZE..];
+        sequence.adopt_groups(&groups, found * SIZE).unwrap();
+        sequence.reserve(rest.len()).unwrap();
+        for &token in rest {
             let row = &rows[token as usize];
-            cache_of.push(&mut shared.write(0), row, row).unwrap();
+            sequence.push(0, row, row).unwrap();
         }
-        let out = causal_gqa_attention_paged(&query, &shared.read(0), cache_of, 4).unwrap();
+        sequence.commit(rest.len()).unwrap();
+        let paged = sequence.cache(0);
+        let out = causal_gqa_attention_paged(&query, &shared.read(0), paged, 4).unwrap();
         cache.insert(b"", tokens, &groups, Priority::NORMAL).unwrap();
         release(&shared, &groups[found..]);
         Some((found, out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()))

@@ -19,7 +19,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use paged_kv::attention::{
     AttentionOptions, attention_scratch_len, causal_gqa_attention_paged_into,
 };
-use paged_kv::cache::{SharedPagedKv, SharedSequence};
+use paged_kv::cache::{PagedSequence, SharedPagedKv};
 use paged_kv::{
     AttentionError, BlockId, GqaShape, KvShape, Level, PageGroup, PagedKvError, ShapeError,
 };
@@ -246,7 +246,7 @@ impl Pool {
         Lease {
             pool: self,
             request,
-            sequence: SharedSequence::new(&self.layers),
+            sequence: PagedSequence::new(&self.layers),
             scratch: vec![0.0; attention_scratch_len(&self.gqa, self.plan.rows)],
             promised: 0,
             retained: 0,
@@ -259,7 +259,7 @@ impl Pool {
 pub(crate) struct Lease<'a> {
     pool: &'a Pool,
     request: Option<usize>,
-    sequence: SharedSequence<&'a SharedPagedKv>,
+    sequence: PagedSequence<&'a SharedPagedKv>,
     scratch: Vec<f32>,
     promised: usize,
     retained: usize,
@@ -279,17 +279,7 @@ impl Lease<'_> {
 
     /// Begins with the blocks of the prefix, of which `len` positions are filled.
     fn adopt(&mut self, len: usize) -> Result<(), MemoryError> {
-        let pool = self.pool;
-        for (layer, cache) in self.sequence.caches_mut().iter_mut().enumerate() {
-            let blocks: Vec<BlockId> = pool
-                .prefix
-                .groups
-                .iter()
-                .filter_map(|&group| pool.layers.group_block(group, layer))
-                .collect();
-            cache.adopt(&mut pool.layers.write(layer), &blocks, len)?;
-        }
-        Ok(())
+        Ok(self.sequence.adopt_groups(&self.pool.prefix.groups, len)?)
     }
 }
 
@@ -299,8 +289,7 @@ impl Drop for Lease<'_> {
         if self.request.is_some() {
             lock(&pool.ledger).release(self.request);
         }
-        let released = self.sequence.release();
-        debug_assert!(released.is_ok(), "a lease's sequence lives in its own pool");
+        self.sequence.release();
         for &group in &pool.prefix.groups[..self.retained] {
             pool.layers.release_group(group);
         }
@@ -314,13 +303,20 @@ impl Memory for Lease<'_> {
     type Error = MemoryError;
 
     fn len(&self) -> usize {
-        self.sequence.cache(Config::N_LAYERS - 1).seq_len()
+        self.sequence.len()
     }
 
-    /// Under the write guard for the rows alone: attention of others waits for no more than that.
+    /// A step begins with room in every layer and ends when the last one has its rows. Each is
+    /// written under its own write guard: attention of others waits for no more than that.
     fn append(&mut self, layer: usize, k: &[f32], v: &[f32], n: usize) -> Result<(), MemoryError> {
-        let mut store = self.pool.layers.write(layer);
-        Ok(self.sequence.cache_mut(layer).append(&mut store, k, v, n)?)
+        if layer == 0 {
+            self.sequence.reserve(n)?;
+        }
+        self.sequence.append(layer, k, v, n)?;
+        if layer == Config::N_LAYERS - 1 {
+            self.sequence.commit(n)?;
+        }
+        Ok(())
     }
 
     fn attend(&mut self, layer: usize, q: &[f32], out: &mut [f32]) -> Result<(), MemoryError> {
@@ -341,12 +337,8 @@ impl Memory for Lease<'_> {
     }
 
     fn truncate(&mut self, len: usize) -> Result<(), MemoryError> {
-        for (layer, cache) in self.sequence.caches_mut().iter_mut().enumerate() {
-            if cache.seq_len() > len {
-                cache.truncate(&mut self.pool.layers.write(layer), len)?;
-            }
-        }
-        Ok(())
+        // A step that failed in the middle is not that long yet.
+        Ok(self.sequence.truncate(len.min(self.sequence.len()))?)
     }
 }
 

@@ -89,7 +89,7 @@
 //! # fn main() {}
 //! # #[cfg(any(feature = "std", feature = "spin"))]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use paged_kv::cache::{SharedPagedKv, SharedSequence};
+//! use paged_kv::cache::{PagedSequence, SharedPagedKv};
 //! use paged_kv::prefix::{HashKey, PrefixCache, Priority};
 //!
 //! let shared = SharedPagedKv::new(1, 4, 8, 1, 2); // one layer, 8 blocks of 4 positions
@@ -115,14 +115,14 @@
 //!     }
 //!
 //!     // The sequence begins with what was found, and computes the rest.
-//!     let mut sequence = SharedSequence::new(&shared);
-//!     let blocks: Vec<_> =
-//!         groups.iter().filter_map(|group| shared.group_block(*group, 0)).collect();
-//!     sequence.cache_mut(0).adopt(&mut shared.write(0), &blocks, covered)?;
+//!     let mut sequence = PagedSequence::new(&shared);
+//!     sequence.adopt_groups(&groups, covered)?;
+//!     sequence.reserve(computed)?;
 //!     for &token in &prompt[covered..] {
 //!         let row = [token as f32; 2];
-//!         sequence.cache_mut(0).push(&mut shared.write(0), &row, &row)?;
+//!         sequence.push(0, &row, &row)?;
 //!     }
+//!     sequence.commit(computed)?;
 //!
 //!     // Two blocks are full. The third is not, and is not stored.
 //!     let inserted = prefixes.insert(b"tenant 1", &prompt, &groups, Priority::NORMAL)?;

@@ -72,6 +72,21 @@ impl Groups {
         Some(PageGroup::new(index, slot.generation, self.pool))
     }
 
+    /// Groups that could be entered before every slot there can be is in use or retired.
+    pub(crate) fn left(&self) -> usize {
+        // Indices are 32 bits.
+        (self.vacant.len() as u64 + (1 << 32) - self.slots.len() as u64) as usize
+    }
+
+    /// Groups with a holder, and how many each has.
+    pub(crate) fn living(&self) -> impl Iterator<Item = (PageGroup, u32, &[BlockId])> {
+        let slots = self.slots.iter().enumerate().filter(|(_, slot)| slot.refs > 0);
+        slots.map(|(index, slot)| {
+            let group = PageGroup::new(index as u32, slot.generation, self.pool);
+            (group, slot.refs, self.blocks_of(index))
+        })
+    }
+
     /// One more holder; gives the blocks where there are now two.
     pub(crate) fn retain(&mut self, group: PageGroup) -> Result<Option<&[BlockId]>, GroupError> {
         let index = self.find(group)?;

@@ -16,14 +16,24 @@
 //! Every RwLock comes before the first gate, and nothing is waited for while a leaf is held. What
 //! each does:
 //!
-//! | call | RwLock | gate | leaf |
-//! |---|---|---|---|
-//! | `read(l)` | read `l` | | |
-//! | `write(l)` | write `l` | `l` | |
-//! | `write_all` | write all | all | |
-//! | `acquire_group` | | all | group table |
-//! | `retain_group`, `release_group`, `group_refs`, `group_blocks` | | | group table |
-//! | `free_blocks`, `free_groups`, `release` of a sequence | | | |
+//! | call | RwLock | gate | leaf | allocates |
+//! |---|---|---|---|---|
+//! | `read(l)` | read `l` | | | |
+//! | `write(l)` | write `l` | `l` | | |
+//! | `write_all` | write all | all | | the guards |
+//! | `acquire_group`, `acquire_groups` | | all | group table | gates, handles; the table may grow |
+//! | `retain_group`, `release_group`, `group_refs`, `group_blocks` | | | group table | `group_blocks` its answer |
+//! | `free_blocks`, `free_groups`, `can_ever_fit`, `release` of a bare sequence | | | | |
+//! | `wait_for_groups`, `reserve_within` while it sleeps | | | bell | |
+//! | `check_invariants`, `stats` | | | group table | 5 bytes a block; a line a layer |
+//! | `PagedSequence`: `reserve`, nothing lacking | | | | |
+//! | `reserve`, blocks lacking | | of those layers | | gates; tables may grow |
+//! | `reserve`, the block that is being filled is shared | then write, one layer after the other | | | as above |
+//! | `push`, `append` in layer `l` | write `l` | `l` | | |
+//! | `append_to` | the caller's | | | |
+//! | `commit`, `abandon`, `truncate`, `release`, drop | | | bell, if somebody waits | |
+//! | `fork` | | | | a table a layer |
+//! | `adopt_groups` | | | group table | a table a layer |
 //!
 //! Why gates. Taking a block must be something that one party does at a time; `write_all`
 //! promises that nobody takes blocks in between; and admitting a request (`acquire_group`) must
@@ -36,14 +46,25 @@
 //! written, so a writer of a lower layer may wait for a write of a higher one, never longer than
 //! that write. Attention is not held up by it: readers pass gates by.
 //!
+//! Why a reservation takes gates and no RwLock. Room is blocks, and blocks are the gates' affair:
+//! a step that crosses a block boundary does not wait for the reader of a long prompt. Rows are
+//! touched only where a fork's block is copied, and that is done after the blocks are held, one
+//! layer at a time, so that no layer is kept from others while this thread waits for the next.
+//! All layers or none is decided before, under the gates; a copy cannot fail.
+//!
 //! Why leaves. A sequence ends where its request ends, under another layer's guard or in the
 //! middle of unwinding. Giving back must not wait for anything that its own thread may hold.
 //!
-//! [`lock`] is the one file that knows whose locks these are; [`groups`] keeps the handles;
-//! [`shared`] is where the order above is carried out, and nowhere else.
+//! [`lock`] is the one file that knows whose locks these are, and [`wait`] has the bell at which
+//! those sleep who wait for blocks; [`groups`] keeps the handles; [`shared`] is where the order
+//! above is carried out, and nowhere else. On top of it stand [`room`] (many blocks, all or none),
+//! [`sequence`] (a request over all layers) and [`report`] (recounts, numbers, pictures).
 
 pub(crate) mod groups;
 pub(crate) mod guard;
 pub(crate) mod lock;
+pub(crate) mod report;
+pub(crate) mod room;
 pub(crate) mod sequence;
 pub(crate) mod shared;
+mod wait;

@@ -1,92 +1,396 @@
-//! A sequence over every layer, which cannot be forgotten.
+//! One request over every layer, which cannot be forgotten.
 
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Deref;
+#[cfg(feature = "std")]
+use core::time::Duration;
 
+use super::report::Holder;
 use super::shared::SharedPagedKv;
 use crate::element::Element;
 use crate::error::PagedKvError;
+use crate::id::{BlockId, PageGroup};
+use crate::storage::paged::PagedKvStore;
+use crate::storage::rows;
 use crate::storage::sequence::PagedKvCache;
+use crate::storage::sequence::step::Lack;
 
-/// One request's sequence in every layer of a [`SharedPagedKv`], given back when it is dropped.
+/// One request over every layer of a [`SharedPagedKv`], given back when it is dropped.
 ///
-/// A bare [`PagedKvCache`] cannot reach its store and so leaks its blocks when it is dropped. This
-/// holds one for each layer, and the way to the free lists: `P` is `&SharedPagedKv` or an `Arc` of
-/// it.
+/// `P` is the way to the layers: `&SharedPagedKv`, or an `Arc` of it.
+///
+/// # A step
+///
+/// ```text
+/// reserve(n)                 room for n more positions in every layer, or an error and no change
+/// for each layer
+///     push, append           rows into that room, under the layer's write guard alone
+///     attend                 over `cache(layer)`, under a read guard: it shows the rows just written
+/// commit(n)                  all layers are n positions longer;  or  abandon(): as before the step
+/// ```
+///
+/// Between `reserve` and `commit` nothing can run out of blocks. [`len`](Self::len) is what has
+/// been committed; [`cache(layer)`](Self::cache) shows what was written in that layer, which during
+/// a step is more: the token that is being decoded attends to itself before all layers have it. A
+/// step that fails in its third layer is abandoned, and nobody has seen its rows.
+///
+/// # Ownership
+///
+/// Each layer's table counts the blocks it holds. It is only changed through this type, and only
+/// with its own layer's store, so that the tables of two layers cannot change places. Dropping the
+/// sequence gives everything back, while unwinding and under anybody's guard too: that takes no
+/// lock. [`fork`](Self::fork) counts and copies nothing.
+///
+/// Nobody writes what somebody else sees: the first [`reserve`](Self::reserve) after a fork copies
+/// the block that is being filled, in every layer, unless the others have gone. Full blocks are
+/// shared for ever.
 ///
 /// # Examples
 ///
 /// ```
-/// use paged_kv::cache::{SharedPagedKv, SharedSequence};
+/// use paged_kv::attention::causal_gqa_attention_paged;
+/// use paged_kv::cache::{PagedSequence, SharedPagedKv};
 ///
-/// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
-/// let mut sequence = SharedSequence::new(&shared);
+/// let shared = SharedPagedKv::new(2, 16, 4, 1, 2); // 2 layers of 4 blocks of 16 positions
+/// let mut sequence = PagedSequence::new(&shared);
+/// sequence.reserve(1)?;
 /// for layer in 0..2 {
-///     // The write guard for the push alone ...
-///     sequence.cache_mut(layer).push(&mut shared.write(layer), &[1.0; 2], &[2.0; 2])?;
-///     // ... and attention under a read guard.
-///     let mut row = [0.0; 2];
-///     sequence.cache(layer).copy_k_row(&shared.read(layer), 0, 0, &mut row)?;
+///     sequence.push(layer, &[1.0; 2], &[2.0; 2])?;
+///     let store = shared.read(layer);
+///     let out = causal_gqa_attention_paged(&[0.5; 2], &store, sequence.cache(layer), 1)?;
+///     assert_eq!(out, [2.0; 2]);
 /// }
-/// assert_eq!(shared.free_groups(), 3);
-/// drop(sequence);
+/// sequence.commit(1)?;
+///
+/// let beam = sequence.fork()?; // the same block of each layer
+/// assert_eq!((beam.len(), shared.free_groups()), (1, 3));
+/// drop((sequence, beam));
 /// assert_eq!(shared.free_groups(), 4);
-/// # Ok::<(), paged_kv::PagedKvError>(())
+/// # Ok::<(), Box<dyn core::error::Error>>(())
 /// ```
 ///
 /// # Deadlock
 ///
-/// Dropping it waits for nothing: it is legal under any guard and while unwinding.
-pub struct SharedSequence<P, E = f32>
+/// [`reserve`](Self::reserve), [`push`](Self::push), [`append`](Self::append) and their kind take
+/// locks and must be called with no guard of these layers in hand. All else waits for nothing.
+pub struct PagedSequence<P, E = f32>
 where
     P: Deref<Target = SharedPagedKv<E>>,
     E: Element,
 {
     shared: P,
-    caches: Vec<PagedKvCache>,
+    places: Vec<Place>,
+    len: usize,
 }
 
-impl<P, E> SharedSequence<P, E>
+/// The sequence in one layer.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) cache: PagedKvCache,
+    /// What the reservation under way has found missing.
+    pub(super) lack: Lack,
+    /// Held for the copy of the block that is being filled. `None` between two calls.
+    pub(super) spare: Option<BlockId>,
+}
+
+impl<P, E> PagedSequence<P, E>
 where
     P: Deref<Target = SharedPagedKv<E>>,
     E: Element,
 {
     /// An empty sequence. One allocation; takes no block and no lock.
-    ///
-    /// Its cache in each layer belongs to that layer's store from the start: pushed to another
-    /// layer's, it says [`PagedKvError::WrongStore`].
     pub fn new(shared: P) -> Self {
-        let caches = (0..shared.layer_count()).map(|_| PagedKvCache::new()).collect();
-        let mut sequence = SharedSequence { shared, caches };
+        let place = |cache| Place { cache, lack: Lack::default(), spare: None };
+        let places = (0..shared.layer_count()).map(|_| place(PagedKvCache::new())).collect();
+        let mut sequence = PagedSequence { shared, places, len: 0 };
         sequence.bind();
         sequence
     }
 
-    /// The sequence in one layer.
+    /// Begins, as an empty sequence, with `len` positions that others have written into the blocks
+    /// of these groups: a shared prefix. In all layers or in none.
+    ///
+    /// Each block gets one more holder, and stays past the group's last release. Blocks that come
+    /// with rows are not written as long as anybody else holds them; where the prefix ends inside
+    /// of a block, the first [`reserve`](Self::reserve) copies it. Groups past `len` are room to
+    /// grow into, and are written in place while they have no other holder.
+    ///
+    /// `len` is taken on trust: more positions than were written is whatever rows lie there.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::NotEmpty`], [`PagedKvError::Group`] for a handle that is stale or of another
+    /// pool, [`PagedKvError::BlockTwice`] for a group named twice, [`PagedKvError::BlockCount`] for
+    /// fewer groups than `len` positions need, [`PagedKvError::TooManyHolders`]. Nothing has
+    /// changed then.
+    ///
+    /// # Cost
+    ///
+    /// One allocation a layer and one more; one atomic step for each block. Takes the group table's
+    /// lock and waits for no guard.
+    pub fn adopt_groups(&mut self, groups: &[PageGroup], len: usize) -> Result<(), PagedKvError> {
+        let blocks = self.places.iter().map(|place| place.cache.block_table().len()).sum();
+        if self.len != 0 || blocks != 0 {
+            return Err(PagedKvError::NotEmpty { len: self.len, blocks });
+        }
+        self.shared.begin_with(&mut self.places, groups, len)?;
+        self.len = len;
+        Ok(())
+    }
+
+    /// Makes room for `n` positions behind [`len`](Self::len) in every layer, or in none.
+    ///
+    /// After that no write of those positions can run out of blocks, whatever others do. Where the
+    /// block that is being filled is held by others as well, its copy is made here. Room that is
+    /// not used stays until [`truncate`](Self::truncate) or [`release`](Self::release).
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::Exhausted`] with the blocks that the first short layer lacks and those that
+    /// it has free; [`PagedKvError::TooLong`]; [`PagedKvError::WrongStore`] where `P` leads to other
+    /// layers than it did. Nothing has changed then.
+    ///
+    /// # Deadlock
+    ///
+    /// Where blocks are lacking it waits for writers of those layers, and for readers only of a
+    /// layer in which a block is copied. The thread must hold no guard of these layers.
+    ///
+    /// # Cost
+    ///
+    /// Where nothing is lacking, one atomic load for each block to be written. Otherwise the gates
+    /// of the layers concerned, one allocation, and the tables may grow.
+    #[track_caller]
+    pub fn reserve(&mut self, n: usize) -> Result<(), PagedKvError> {
+        let end = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
+        let mut lacking = false;
+        for (seat, place) in self.shared.seats().zip(&mut self.places) {
+            place.cache.check_store(seat.store)?;
+            place.lack = place.cache.lack(&seat.blocks, seat.shape, end);
+            lacking |= place.lack.blocks() > 0;
+        }
+        if !lacking {
+            return Ok(());
+        }
+        self.give_spares_back();
+        for place in &mut self.places {
+            place.cache.prepare(place.lack);
+        }
+        self.shared.take_room(&mut self.places)?;
+        self.shared.move_tails(&mut self.places);
+        Ok(())
+    }
+
+    /// As [`reserve`](Self::reserve), and sleeps until the blocks are there, `most` at the longest.
+    ///
+    /// Waiting is safe for a request that holds nothing yet. One that holds blocks may wait for
+    /// another that waits for it: both come back after `most`, and one of them has to give way.
+    ///
+    /// # Errors
+    ///
+    /// As `reserve`, with the last refusal; at once where the positions could
+    /// [never fit](SharedPagedKv::can_ever_fit).
+    ///
+    /// # Deadlock
+    ///
+    /// As `reserve`.
+    #[cfg(feature = "std")]
+    #[track_caller]
+    pub fn reserve_within(&mut self, n: usize, most: Duration) -> Result<(), PagedKvError> {
+        let mut left = most;
+        loop {
+            let refused = match self.reserve(n) {
+                Err(refused @ PagedKvError::Exhausted(_)) => refused,
+                other => return other,
+            };
+            if left.is_zero() || !self.shared.can_ever_fit(self.len + n) {
+                return Err(refused);
+            }
+            left = self.shared.wait_for(left, &self.places);
+        }
+    }
+
+    /// Writes the next position of one layer into reserved room: `k` is `[n_kv_heads][k_width]`,
+    /// `v` is `[n_kv_heads][v_width]`.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::NotReserved`] where there is no room: none was reserved, or a fork or a
+    /// group's new holder has a share in it since. Nothing has changed then.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such layer, or a row has the wrong length, before anything is changed.
+    ///
+    /// # Deadlock
+    ///
+    /// Takes the layer's write guard for the write alone.
+    ///
+    /// # Cost
+    ///
+    /// Allocates nothing.
+    #[track_caller]
+    pub fn push(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<(), PagedKvError> {
+        self.append(layer, k, v, 1)
+    }
+
+    /// Writes the next `n` positions of one layer, all or none: `k` is `[n][n_kv_heads][k_width]`,
+    /// `v` is `[n][n_kv_heads][v_width]`.
+    ///
+    /// # Errors, panics, deadlock
+    ///
+    /// As [`push`](Self::push).
+    #[track_caller]
+    pub fn append(
+        &mut self,
+        layer: usize,
+        k: &[f32],
+        v: &[f32],
+        n: usize,
+    ) -> Result<(), PagedKvError> {
+        let mut store = self.shared.write(layer);
+        write(&mut self.places[layer], &mut store, k, v, n)
+    }
+
+    /// As [`append`](Self::append), under a write guard that the caller holds: for a batch whose
+    /// sequences write one after the other under one guard.
+    ///
+    /// # Errors
+    ///
+    /// As `append`, and [`PagedKvError::WrongStore`] for the store of another layer.
+    ///
+    /// # Panics
+    ///
+    /// As `append`.
+    #[track_caller]
+    pub fn append_to(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        layer: usize,
+        k: &[f32],
+        v: &[f32],
+        n: usize,
+    ) -> Result<(), PagedKvError> {
+        match self.places.get_mut(layer) {
+            Some(place) => write(place, store, k, v, n),
+            None => no_layer(layer, self.shared.layer_count()),
+        }
+    }
+
+    /// Makes the sequence `n` positions longer, in all layers at once.
+    ///
+    /// What was written past that is taken back, its blocks stay as room: of eight draft tokens
+    /// `commit(3)` keeps the first three. So a step always ends with all layers alike.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::LayerBehind`] where a layer has fewer positions; nothing has changed then.
+    ///
+    /// # Cost
+    ///
+    /// Looks at one length a layer. No lock, no allocation.
+    pub fn commit(&mut self, n: usize) -> Result<(), PagedKvError> {
+        let need = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
+        let mut lens = self.places.iter().map(|place| place.cache.seq_len());
+        if let Some(layer) = lens.clone().position(|have| have < need) {
+            let have = lens.nth(layer).unwrap_or(0);
+            return Err(PagedKvError::LayerBehind { layer, need, have });
+        }
+        self.len = need;
+        self.abandon();
+        Ok(())
+    }
+
+    /// Takes back what was written since the last [`commit`](Self::commit), in every layer. The
+    /// room stays reserved.
+    pub fn abandon(&mut self) {
+        for place in &mut self.places {
+            place.cache.rewind(self.len);
+        }
+    }
+
+    /// Takes back all positions from `len` on, in every layer, and gives back every block that the
+    /// rest does not need, reserved ones too. A step under way is abandoned.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::PositionOutOfRange`] where the sequence is shorter than `len`: a rollback by
+    /// the wrong count is a mistake and shall not pass for a short one. Nothing has changed then.
+    ///
+    /// # Cost
+    ///
+    /// One atomic step for each block that goes. Waits for nothing.
+    pub fn truncate(&mut self, len: usize) -> Result<(), PagedKvError> {
+        if len > self.len {
+            return Err(PagedKvError::PositionOutOfRange { position: len, len: self.len });
+        }
+        self.cut_to(len);
+        Ok(())
+    }
+
+    /// Gives every block of every layer back; the sequence is empty then, and can begin anew.
+    ///
+    /// # Cost
+    ///
+    /// One atomic step for each block. Waits for nothing, and is legal under any guard and while
+    /// unwinding. Keeps the tables' memory.
+    pub fn release(&mut self) {
+        self.give_spares_back();
+        self.cut_to(0);
+    }
+
+    /// A second sequence with the same positions, in the same blocks.
+    ///
+    /// Nothing is copied: each block that holds committed positions gets one more holder. What is
+    /// not committed, and room that is reserved, stays with this sequence; where the two share a
+    /// block that is being filled, either needs to [`reserve`](Self::reserve) before it writes the
+    /// next position.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::TooManyHolders`] where a count is full; nothing has changed then.
+    ///
+    /// # Cost
+    ///
+    /// One allocation a layer and one more; one atomic step for each block. Waits for nothing.
+    pub fn fork(&self) -> Result<Self, PagedKvError>
+    where
+        P: Clone,
+    {
+        let mut child = PagedSequence::new(self.shared.clone());
+        let seats = self.shared.seats().zip(&self.places);
+        for ((seat, place), of_child) in seats.zip(&mut child.places) {
+            // Where this is refused, what the child has so far goes back with it.
+            of_child.cache = place.cache.fork_at(&seat.blocks, seat.shape, self.len)?;
+        }
+        child.len = self.len;
+        Ok(child)
+    }
+
+    /// Positions that all layers have and that were committed.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no position was committed.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The sequence in one layer, for attention, alone or in a batch.
+    ///
+    /// During a step it is as long as what was written in this layer, which may be more than
+    /// [`len`](Self::len); between steps it is that.
     ///
     /// # Panics
     ///
     /// If there is no such layer.
     #[track_caller]
     pub fn cache(&self, layer: usize) -> &PagedKvCache {
-        &self.caches[layer]
-    }
-
-    /// The sequence in one layer, to be changed with the store of that layer.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such layer.
-    #[track_caller]
-    pub fn cache_mut(&mut self, layer: usize) -> &mut PagedKvCache {
-        &mut self.caches[layer]
-    }
-
-    /// The sequence in every layer, in ascending order, to go with
-    /// [`SharedPagedKv::write_all`].
-    pub fn caches_mut(&mut self) -> &mut [PagedKvCache] {
-        &mut self.caches
+        match self.places.get(layer) {
+            Some(place) => &place.cache,
+            None => no_layer(layer, self.shared.layer_count()),
+        }
     }
 
     /// The layers it lives in.
@@ -94,49 +398,141 @@ where
         &self.shared
     }
 
-    /// Gives every block of every layer back. Waits for nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`PagedKvError::WrongStore`] for a layer whose cache was filled from a store of somebody
-    /// else's, which is not ours to give back. It is as it was, the other layers are given back.
-    pub fn release(&mut self) -> Result<(), PagedKvError> {
-        let caches = self.caches.iter_mut().enumerate();
-        let results = caches.map(|(layer, cache)| self.shared.release(layer, cache));
-        // All of them first, then the first that was refused.
-        let result = results.fold(Ok(()), Result::and);
-        self.bind();
-        result
+    /// What it holds, for [`SharedPagedKv::check_invariants`].
+    pub fn holders(&self) -> impl Iterator<Item = Holder<'_>> {
+        let tables = self.places.iter().enumerate();
+        tables.flat_map(|(layer, place)| {
+            let table = Holder::Table { layer, blocks: place.cache.block_table() };
+            let spare = place.spare.as_slice();
+            [table, Holder::Table { layer, blocks: spare }]
+        })
     }
 
-    /// Binds what holds nothing to its layer's store.
-    fn bind(&mut self) {
-        for (layer, cache) in self.caches.iter_mut().enumerate() {
-            if cache.block_table().is_empty() {
-                cache.bind(self.shared.store_id(layer));
+    /// How many blocks it holds and what becomes of them.
+    ///
+    /// # Cost
+    ///
+    /// Visits each block. Waits for nothing, allocates nothing.
+    pub fn stats(&self) -> SequenceStats {
+        let mut stats = SequenceStats { len: self.len, ..SequenceStats::default() };
+        for (seat, place) in self.shared.seats().zip(&self.places) {
+            let table = place.cache.block_table();
+            stats.blocks += table.len();
+            stats.shared += table.iter().filter(|&&b| seat.blocks.holders(b) > 1).count();
+            stats.waste += table.len() * seat.shape.block_size() - self.len;
+        }
+        stats
+    }
+
+    fn cut_to(&mut self, len: usize) {
+        self.len = len;
+        let mut gone = false;
+        for (seat, place) in self.shared.seats().zip(&mut self.places) {
+            // A `P` that leads elsewhere than it did costs its owner the blocks, and nobody else.
+            if place.cache.check_store(seat.store).is_err() {
+                continue;
             }
+            let had = place.cache.block_table().len();
+            place.cache.cut_to(&seat.blocks, seat.shape, len);
+            gone |= place.cache.block_table().len() < had;
+        }
+        if gone {
+            self.shared.bell.ring();
+        }
+    }
+
+    /// A reservation that a panic ended may have left some.
+    fn give_spares_back(&mut self) {
+        for (seat, place) in self.shared.seats().zip(&mut self.places) {
+            if let Some(spare) = place.spare.take()
+                && place.cache.check_store(seat.store).is_ok()
+            {
+                let released = seat.blocks.drop_table(spare);
+                debug_assert!(released.is_ok(), "a spare block is held");
+            }
+        }
+    }
+
+    /// Binds each layer's table to its store, before the first block.
+    fn bind(&mut self) {
+        for (seat, place) in self.shared.seats().zip(&mut self.places) {
+            place.cache.bind(seat.store);
         }
     }
 }
 
-impl<P, E> Drop for SharedSequence<P, E>
+fn write<E: Element>(
+    place: &mut Place,
+    store: &mut PagedKvStore<E>,
+    k: &[f32],
+    v: &[f32],
+    n: usize,
+) -> Result<(), PagedKvError> {
+    // The store first: a row that fits the right store is no mistake of the rows.
+    place.cache.check_store(store.id())?;
+    if let Err(wrong) = rows::check(store.shape(), n, k, v) {
+        wrong.panic();
+    }
+    place.cache.append_into_room(store, k, v, n)
+}
+
+/// What one sequence holds, over all layers. Prints as one line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SequenceStats {
+    /// Positions committed.
+    pub len: usize,
+    /// Blocks in its tables, the layers added up.
+    pub blocks: usize,
+    /// Of those, blocks that others hold as well.
+    pub shared: usize,
+    /// Positions in its blocks that hold none of its rows, the layers added up: the rest of the
+    /// block that is being filled, and reserved room.
+    pub waste: usize,
+}
+
+impl fmt::Display for SequenceStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SequenceStats { len, blocks, shared, waste } = self;
+        write!(f, "{len} positions in {blocks} blocks ({shared} shared), {waste} places unused")
+    }
+}
+
+impl<P, E> Drop for PagedSequence<P, E>
 where
     P: Deref<Target = SharedPagedKv<E>>,
     E: Element,
 {
     fn drop(&mut self) {
-        // There is nobody to tell in the middle of unwinding, and the rows of a cache that was
-        // filled elsewhere are safe where they are.
-        let _elsewhere = self.release();
+        self.release();
     }
 }
 
-impl<P, E> fmt::Debug for SharedSequence<P, E>
+impl<P, E> fmt::Debug for PagedSequence<P, E>
 where
     P: Deref<Target = SharedPagedKv<E>>,
     E: Element,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.caches).finish()
+        let caches = self.places.iter().map(|place| &place.cache);
+        f.debug_struct("PagedSequence")
+            .field("len", &self.len)
+            .field("layers", &DebugList(caches))
+            .finish()
     }
+}
+
+struct DebugList<I>(I);
+
+impl<I: Iterator<Item: fmt::Debug> + Clone> fmt::Debug for DebugList<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.clone()).finish()
+    }
+}
+
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn no_layer(layer: usize, layers: usize) -> ! {
+    panic!("layer {layer} is out of range, there are {layers}")
 }

@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use super::groups::{Groups, Release};
 use super::guard::{RwLockReadGuard, RwLockWriteGuard, Watch};
 use super::lock::{Gate, GateGuard, Lock, Mutex};
+use super::wait::Bell;
 use crate::element::Element;
 use crate::error::{GroupError, PagedKvError, ShapeError};
 use crate::id::{BlockId, PageGroup, StoreId};
@@ -88,7 +89,8 @@ use crate::storage::sequence::PagedKvCache;
 /// ```
 pub struct SharedPagedKv<E: Element = f32> {
     layers: Vec<Layer<E>>,
-    groups: Mutex<Groups>,
+    pub(super) groups: Mutex<Groups>,
+    pub(super) bell: Arc<Bell>,
 }
 
 struct Layer<E: Element> {
@@ -97,12 +99,17 @@ struct Layer<E: Element> {
 }
 
 /// What is known of a layer without its lock.
-struct Seat {
+pub(super) struct Seat {
     gate: Gate,
     /// The free list of the store that the layer began with.
-    blocks: Arc<Blocks>,
+    pub(super) blocks: Arc<Blocks>,
     /// That store's name.
-    store: StoreId,
+    pub(super) store: StoreId,
+    /// Its shape, and what one of its blocks takes.
+    pub(super) shape: KvShape,
+    pub(super) bytes_per_block: usize,
+    /// Those who wait for blocks are told here.
+    bell: Arc<Bell>,
     /// Another store was found in its place. Set with lock and gate held, never cleared.
     displaced: AtomicBool,
 }
@@ -166,16 +173,20 @@ impl<E: Element> SharedPagedKv<E> {
     /// Their shapes may differ. What sequences hold in them stays held.
     pub fn from_stores(stores: Vec<PagedKvStore<E>>) -> Self {
         let groups = Groups::new(PageGroup::fresh_pool(), stores.len());
+        let bell = Arc::new(Bell::new());
         let layers = stores.into_iter().map(|store| Layer {
             seat: Seat {
                 gate: Gate::new(),
                 blocks: Arc::clone(store.blocks()),
                 store: store.id(),
+                shape: store.shape(),
+                bytes_per_block: store.bytes_per_block(),
+                bell: Arc::clone(&bell),
                 displaced: AtomicBool::new(false),
             },
             lock: Lock::new(store),
         });
-        SharedPagedKv { layers: layers.collect(), groups: Mutex::new(groups) }
+        SharedPagedKv { layers: layers.collect(), groups: Mutex::new(groups), bell }
     }
 
     /// Layers there are.
@@ -233,7 +244,8 @@ impl<E: Element> SharedPagedKv<E> {
     ///
     /// A decoder cannot push every layer at once (layer 1's keys need layer 0's attention); what it
     /// does under these guards is to [`reserve`](PagedKvCache::reserve) room in every layer before a
-    /// step, after which no push of the step can run out.
+    /// step, after which no push of the step can run out. A
+    /// [`PagedSequence`](crate::cache::PagedSequence) does that without stopping readers.
     ///
     /// This is what makes "all layers advance or none do" hold under concurrency: checking free
     /// space and then appending are separate steps, and without guards that span both another
@@ -296,7 +308,9 @@ impl<E: Element> SharedPagedKv<E> {
     #[track_caller]
     pub fn release(&self, layer: usize, cache: &mut PagedKvCache) -> Result<(), PagedKvError> {
         let seat = &self.layer(layer).seat;
-        cache.release_to(seat.store, &seat.blocks)
+        cache.release_to(seat.store, &seat.blocks)?;
+        self.bell.ring();
+        Ok(())
     }
 
     /// Takes one block from *every* layer as a single group with one holder, or `None`.
@@ -323,9 +337,7 @@ impl<E: Element> SharedPagedKv<E> {
         if self.free_groups() == 0 {
             return None;
         }
-        self.none_mine("acquire_group");
-        let _gates: Vec<GateGuard<'_>> =
-            self.layers.iter().map(|layer| layer.seat.gate.lock()).collect();
+        let _gates = self.gates("acquire_group", 0..self.layers.len());
         // What is free now stays free: this thread is the one taker of every layer.
         if self.free_groups() == 0 {
             return None;
@@ -339,7 +351,7 @@ impl<E: Element> SharedPagedKv<E> {
     /// One more holder of `group`.
     ///
     /// For whoever keeps the handle: a prefix index, or a second sequence between finding a cached
-    /// prefix and adopting it. Without it, the first holder to finish frees pages the second is
+    /// prefix and [adopting it](crate::cache::PagedSequence::adopt_groups). Without it, the first holder to finish frees pages the second is
     /// about to attend over, which shows up as another conversation's tokens rather than as a
     /// crash. A sequence that has adopted the blocks holds them by itself, past the group's last
     /// release. While a group has several holders, nobody writes into its blocks.
@@ -405,6 +417,8 @@ impl<E: Element> SharedPagedKv<E> {
                     let dropped = layer.seat.blocks.drop_group(block);
                     debug_assert!(dropped.is_ok(), "a living group holds its blocks");
                 }
+                drop(groups);
+                self.bell.ring();
                 Ok(true)
             }
         }
@@ -454,9 +468,22 @@ impl<E: Element> SharedPagedKv<E> {
         }
     }
 
-    /// The store that a layer began with.
-    pub(super) fn store_id(&self, layer: usize) -> StoreId {
-        self.layers[layer].seat.store
+    /// What is known of the layers without their locks, in ascending order.
+    pub(super) fn seats(&self) -> impl Iterator<Item = &Seat> {
+        self.layers.iter().map(|layer| &layer.seat)
+    }
+
+    /// The gates of these layers, in ascending order: nobody else takes blocks of them.
+    ///
+    /// `layers` ascends. Waits for writers of these layers.
+    #[track_caller]
+    pub(super) fn gates(
+        &self,
+        call: &str,
+        layers: impl Iterator<Item = usize> + Clone,
+    ) -> Vec<GateGuard<'_>> {
+        layers.clone().for_each(|layer| self.layer(layer).seat.not_mine(call, layer));
+        layers.map(|layer| self.layers[layer].seat.gate.lock()).collect()
     }
 
     fn mark_shared(&self, blocks: &[BlockId], shared: bool) {
@@ -499,6 +526,8 @@ impl<E: Element> Watch<PagedKvStore<E>> for Seat {
         if store.id() != self.store {
             self.displaced.store(true, Ordering::Release);
         }
+        // What was given back under this guard was given back without a word.
+        self.bell.ring();
     }
 }
 

@@ -73,6 +73,19 @@ pub(crate) enum Released {
     Freed,
 }
 
+/// Blocks by who holds them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Census {
+    /// By anybody.
+    pub(crate) held: usize,
+    /// By more than one.
+    pub(crate) shared: usize,
+    /// By a page group alone.
+    pub(crate) grouped: usize,
+    /// Most that were held at once.
+    pub(crate) peak: usize,
+}
+
 /// The free list and the holder counts of one store.
 pub(crate) struct Blocks {
     words: Box<[AtomicU32]>,
@@ -232,20 +245,20 @@ impl Blocks {
         word == 1 || word == (GROUP | 2)
     }
 
-    /// Compares the books with `found`, the holders that name each block.
+    /// Compares the books with `found`, the holders that name each block, and tells what is wrong.
     ///
     /// Right only while nobody takes or gives back.
-    pub(crate) fn audit(&self, found: &[u32]) -> Result<(), Miscount> {
+    pub(crate) fn audit(&self, found: &[u32], mut tell: impl FnMut(Miscount)) {
         for (index, &found) in found.iter().enumerate() {
             let block = BlockId::from_raw(index as u32);
             let counted = self.holders(block);
             if counted != found {
-                return Err(Miscount::Holders { block, counted, found });
+                tell(Miscount::Holders { block, counted, found });
             }
         }
         let mut listed = alloc::vec![false; self.total()];
         let mut list = |id: u32| {
-            let first = found[id as usize] == 0 && !listed[id as usize];
+            let first = self.holders(BlockId::from_raw(id)) == 0 && !listed[id as usize];
             listed[id as usize] = true;
             first
         };
@@ -259,13 +272,31 @@ impl Blocks {
             length += 1;
             id = self.next[id as usize].load(Ordering::Relaxed);
         }
-        let held = found.iter().filter(|found| **found != 0).count();
+        let held = self.census().held;
         let free = self.free();
-        if id == NIL && length == free && free + held == self.total() {
-            Ok(())
-        } else {
-            Err(Miscount::FreeList { free, found: length })
+        if id != NIL || length != free || free + held != self.total() {
+            tell(Miscount::FreeList { free, found: length });
         }
+    }
+
+    /// Counts the blocks by who holds them. Visits those that were ever held.
+    pub(crate) fn census(&self) -> Census {
+        // A block given back is taken before one that never was, so that as many were held at once
+        // as were ever held.
+        let peak = self.fresh.load(Ordering::Relaxed) as usize;
+        let mut census = Census { peak, ..Census::default() };
+        for word in &self.words[..peak] {
+            let word = word.load(Ordering::Relaxed);
+            census.held += usize::from(word & COUNT > 0);
+            census.shared += usize::from(word & COUNT > 1);
+            census.grouped += usize::from(word & GROUP != 0 && word & COUNT == 1);
+        }
+        census
+    }
+
+    /// Whether one of the block's holders is a page group.
+    pub(crate) fn in_group(&self, block: BlockId) -> bool {
+        self.words[block.index()].load(Ordering::Relaxed) & GROUP != 0
     }
 
     /// Whether one table holds this block and nobody else, no group either.
@@ -455,6 +486,6 @@ mod tests {
                 senders[round % senders.len()].send(block).unwrap();
             }
         });
-        assert_eq!(blocks.audit(&alloc::vec![0; total]), Ok(()));
+        blocks.audit(&alloc::vec![0; total], |miscount| panic!("{miscount}"));
     }
 }

@@ -28,6 +28,7 @@ pub(crate) mod memory;
 pub(crate) mod paged;
 #[cfg(target_has_atomic = "ptr")]
 pub(crate) mod pool;
+pub(crate) mod report;
 pub(crate) mod rows;
 pub(crate) mod sequence;
 pub(crate) mod view;

@@ -1,5 +1,8 @@
 //! One sequence in a shared store: a table of blocks and a length.
 
+#[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+pub(crate) mod step;
+
 use alloc::vec::Vec;
 
 use super::blocks::{Blocks, Refused};
@@ -419,7 +422,7 @@ impl PagedKvCache {
         Ok(store.view(&self.table, self.len))
     }
 
-    fn check_store(&self, have: StoreId) -> Result<(), WrongStore> {
+    pub(crate) fn check_store(&self, have: StoreId) -> Result<(), WrongStore> {
         match self.store {
             Some(need) if need != have => Err(WrongStore { need, have }),
             _ => Ok(()),

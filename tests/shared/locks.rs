@@ -74,15 +74,15 @@ fn all_layers_advance_or_none_do_while_others_take_blocks() {
             for request in 0..3 {
                 let shared = &shared;
                 scope.spawn(move || {
-                    let mut sequence = SharedSequence::new(shared);
+                    let mut caches = [(); 3].map(|()| PagedKvCache::new());
                     let mut advanced = 0;
-                    for _ in 0..ROUNDS {
-                        advanced += usize::from(advance(shared, &mut sequence, request as f32));
-                        for layer in 0..3 {
-                            assert_eq!(sequence.cache(layer).seq_len(), advanced);
-                        }
-                        if advanced == 5 {
-                            sequence.release().unwrap();
+                    for round in 1..=ROUNDS {
+                        advanced += usize::from(advance(shared, &mut caches, request as f32));
+                        assert!(caches.iter().all(|cache| cache.seq_len() == advanced));
+                        if advanced == 5 || round == ROUNDS {
+                            for (layer, cache) in caches.iter_mut().enumerate() {
+                                shared.release(layer, cache).unwrap();
+                            }
                             advanced = 0;
                         }
                     }
@@ -108,16 +108,12 @@ fn all_layers_advance_or_none_do_while_others_take_blocks() {
 
 /// One position in every layer, or in none. The free counts are asked once, under the guards, and
 /// every push after that must find its block.
-fn advance(
-    shared: &SharedPagedKv,
-    sequence: &mut SharedSequence<&SharedPagedKv>,
-    number: f32,
-) -> bool {
+fn advance(shared: &SharedPagedKv, caches: &mut [PagedKvCache; 3], number: f32) -> bool {
     let mut guards = shared.write_all();
     if guards.iter().any(|store| store.free_block_count() == 0) {
         return false;
     }
-    for (store, cache) in guards.iter_mut().zip(sequence.caches_mut()) {
+    for (store, cache) in guards.iter_mut().zip(caches) {
         thread::yield_now();
         cache.push(store, &[number], &[number]).unwrap();
     }
@@ -264,10 +260,8 @@ fn a_writer_gets_through_a_crowd_of_readers() {
 fn groups_and_sequences_are_given_back_under_a_write_guard() {
     watched(|| {
         let shared = small(2, 4);
-        let mut sequence = SharedSequence::new(&shared);
-        for layer in 0..2 {
-            push(&shared, layer, sequence.cache_mut(layer), 1.0);
-        }
+        let mut sequence = PagedSequence::new(&shared);
+        step(&mut sequence, 1.0);
         let group = shared.acquire_group().unwrap();
         let guard = shared.write(0);
         shared.retain_group(group);
@@ -292,8 +286,9 @@ fn groups_and_sequences_are_given_back_while_unwinding() {
         let shared = Arc::new(small(2, 4));
         let unwound = catch_unwind(AssertUnwindSafe(|| {
             let group = shared.acquire_group().unwrap();
-            let mut sequence = SharedSequence::new(Arc::clone(&shared));
-            push(&shared, 1, sequence.cache_mut(1), 1.0);
+            let mut sequence = PagedSequence::new(Arc::clone(&shared));
+            sequence.reserve(3).unwrap();
+            sequence.push(1, &[1.0], &[1.0]).unwrap();
             // Dropped in the reverse order: the group and the sequence under the guards.
             let _guards = shared.write_all();
             let _sequence = sequence;

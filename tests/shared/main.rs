@@ -10,8 +10,10 @@
 mod displaced;
 mod groups;
 mod locks;
+mod sequences;
 
-use paged_kv::cache::{PagedKvCache, PagedKvStore, SharedPagedKv, SharedSequence};
+use core::ops::Deref;
+use paged_kv::cache::{PagedKvCache, PagedKvStore, PagedSequence, SharedPagedKv};
 use paged_kv::{GroupError, PageGroup, PagedKvError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,6 +68,15 @@ fn keys(shared: &SharedPagedKv, layer: usize, cache: &PagedKvCache) -> Vec<f32> 
         .collect()
 }
 
+/// One position with this number in every layer, from room to commit.
+fn step<P: Deref<Target = SharedPagedKv>>(sequence: &mut PagedSequence<P>, number: f32) {
+    sequence.reserve(1).unwrap();
+    for layer in 0..sequence.shared().layer_count() {
+        sequence.push(layer, &[number], &[-number]).unwrap();
+    }
+    sequence.commit(1).unwrap();
+}
+
 fn panic_text(f: impl FnOnce()) -> String {
     match catch_unwind(AssertUnwindSafe(f)).unwrap_err().downcast::<String>() {
         Ok(text) => *text,
@@ -77,7 +88,7 @@ fn panic_text(f: impl FnOnce()) -> String {
 fn the_shared_layer_can_be_shared() {
     fn shareable<T: Send + Sync>() {}
     shareable::<SharedPagedKv>();
-    shareable::<SharedSequence<Arc<SharedPagedKv>>>();
+    shareable::<PagedSequence<Arc<SharedPagedKv>>>();
     fn sync<T: Sync>() {}
     sync::<paged_kv::cache::RwLockReadGuard<'_, PagedKvStore>>();
     sync::<paged_kv::cache::RwLockWriteGuard<'_, PagedKvStore>>();
@@ -105,7 +116,11 @@ fn with_no_layers_there_is_nothing_to_take() {
     assert_eq!((shared.layer_count(), shared.free_groups()), (0, 0));
     assert_eq!(shared.acquire_group(), None);
     assert!(shared.write_all().is_empty());
-    drop(SharedSequence::new(&shared));
+    let mut sequence = PagedSequence::new(&shared);
+    sequence.reserve(3).unwrap();
+    sequence.commit(3).unwrap();
+    assert_eq!((sequence.len(), shared.can_ever_fit(9)), (3, true));
+    assert_eq!(shared.acquire_groups(1).unwrap_err().free, 0);
 }
 
 #[test]
@@ -131,21 +146,6 @@ fn a_sequence_of_another_store_is_refused_and_nothing_is_lost() {
     assert_eq!(keys(&shared, 0, &cache), [1.0]);
     shared.release(0, &mut cache).unwrap();
     assert_eq!(shared.free_blocks(0), 2);
-}
-
-#[test]
-fn a_shared_sequence_takes_each_layer_from_its_own_store_alone() {
-    let shared = small(2, 2);
-    let mut sequence = SharedSequence::new(&shared);
-    for _ in 0..2 {
-        let (need, have) = (shared.read(0).id(), shared.read(1).id());
-        let refused = sequence.cache_mut(0).push(&mut shared.write(1), &[1.0], &[1.0]);
-        assert_eq!(refused, Err(PagedKvError::WrongStore { need, have }));
-        push(&shared, 0, sequence.cache_mut(0), 1.0);
-        // Given back, it is empty and still belongs to its layers.
-        assert_eq!(sequence.release(), Ok(()));
-        assert_eq!(shared.free_groups(), 2);
-    }
 }
 
 #[test]

@@ -6,8 +6,8 @@
 //!                 full, never written        written as the request goes on
 //! ```
 
-use paged_kv::cache::{PagedKvCache, SharedPagedKv, SharedSequence};
-use paged_kv::{BlockId, Element};
+use paged_kv::cache::{PagedKvCache, PagedKvStore, PagedSequence, SharedPagedKv};
+use paged_kv::{Element, PagedKvError};
 
 use crate::error::Error;
 use crate::pool::{Pages, Pool};
@@ -16,7 +16,7 @@ use crate::pool::{Pages, Pool};
 #[derive(Debug)]
 pub struct PagedMemory<'p, E: Element> {
     // A block is free when tables and groups have both let go of it.
-    sequence: SharedSequence<&'p SharedPagedKv<E>, E>,
+    sequence: PagedSequence<&'p SharedPagedKv<E>, E>,
     own: Pages<'p, E>,
     _prefix: Option<Pages<'p, E>>,
     pool: &'p Pool<E>,
@@ -36,19 +36,9 @@ impl<'p, E: Element> PagedMemory<'p, E> {
     ) -> Result<Self, Error> {
         let shared = pool.shared();
         let full = prefix.as_ref().map_or(&[][..], Pages::groups);
-        let mut sequence = SharedSequence::new(shared);
-        for layer in 0..shared.layer_count() {
-            let table: Vec<BlockId> = full
-                .iter()
-                .chain(own.groups())
-                .map(|&group| shared.group_block(group, layer))
-                .collect::<Option<_>>()
-                .ok_or_else(|| Error::Kv("a page group has expired".into()))?;
-            sequence
-                .cache_mut(layer)
-                .adopt(&mut shared.write(layer), &table, full.len() * pool.block_size())
-                .map_err(|error| Error::Kv(error.to_string()))?;
-        }
+        let groups: Vec<_> = full.iter().chain(own.groups()).copied().collect();
+        let mut sequence = PagedSequence::new(shared);
+        sequence.adopt_groups(&groups, full.len() * pool.block_size()).map_err(refused)?;
         Ok(PagedMemory { sequence, own, _prefix: prefix, pool })
     }
 
@@ -60,9 +50,24 @@ impl<'p, E: Element> PagedMemory<'p, E> {
         self.own
     }
 
-    /// The sequence in one layer, to be appended to.
-    pub fn cache_mut(&mut self, layer: usize) -> &mut PagedKvCache {
-        self.sequence.cache_mut(layer)
+    /// Writes rows into one layer, under its write guard. The last layer ends the step.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kv`] where the pages of its own are full.
+    pub fn append(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        layer: usize,
+        k: &[f32],
+        v: &[f32],
+        n: usize,
+    ) -> Result<(), Error> {
+        self.sequence.append_to(store, layer, k, v, n).map_err(refused)?;
+        if layer + 1 == self.pool.shared().layer_count() {
+            self.sequence.commit(n).map_err(refused)?;
+        }
+        Ok(())
     }
 
     /// The sequence in one layer.
@@ -75,13 +80,17 @@ impl<'p, E: Element> PagedMemory<'p, E> {
         self.pool
     }
 
-    /// Positions held. The length in the last layer: between two steps all layers are equally long.
+    /// Positions held in every layer.
     pub fn len(&self) -> usize {
-        self.sequence.cache(self.pool.shared().layer_count() - 1).seq_len()
+        self.sequence.len()
     }
 
     /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+fn refused(error: PagedKvError) -> Error {
+    Error::Kv(error.to_string())
 }

@@ -207,8 +207,7 @@ impl<E: Element> Memory for Batch<'_, '_, '_, E> {
                 &rows.k[own.start * k_row..own.end * k_row],
                 &rows.v[own.start * v_row..own.end * v_row],
             );
-            let cache = member.memory.cache_mut(layer);
-            cache.try_append(&mut store, k, v, own.len()).map_err(refused)?;
+            member.memory.append(&mut store, layer, k, v, own.len())?;
         }
         drop(store);
         let caches: Vec<&PagedKvCache> =

@@ -1,0 +1,188 @@
+//! The layers from outside: a recount, numbers, and a picture. None of them takes a layer's lock.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::shared::SharedPagedKv;
+use crate::element::Element;
+use crate::error::{InvariantReport, Miscount};
+use crate::id::{BlockId, PageGroup};
+use crate::storage::report::{Recount, StoreMap, StoreStats};
+
+/// Somebody who holds something of a [`SharedPagedKv`], as he tells it to
+/// [`check_invariants`](SharedPagedKv::check_invariants).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Holder<'a> {
+    /// A block table, of a bare sequence in one layer.
+    /// [`PagedSequence::holders`](crate::cache::PagedSequence::holders) tells those of a request.
+    #[non_exhaustive]
+    Table {
+        /// The layer.
+        layer: usize,
+        /// The blocks it holds there.
+        blocks: &'a [BlockId],
+    },
+    /// One holder of a page group. Its blocks need not be told.
+    Group(PageGroup),
+}
+
+impl<'a> Holder<'a> {
+    /// A block table in one layer.
+    pub const fn table(layer: usize, blocks: &'a [BlockId]) -> Self {
+        Holder::Table { layer, blocks }
+    }
+}
+
+impl<E: Element> SharedPagedKv<E> {
+    /// Recounts every block of every layer and every group from those who hold some.
+    ///
+    /// Each table is told once, and each group once for each of its holders: an index that keeps
+    /// a handle, a lease, a caller's own. Groups hold their blocks by themselves. It checks
+    /// what [`PagedKvStore::check_invariants`](crate::cache::PagedKvStore::check_invariants) checks,
+    /// in every layer, and that each group has as many holders as were told. It finds tables and
+    /// handles that were dropped without being released.
+    ///
+    /// Right while nobody takes, retains or gives back.
+    ///
+    /// # Errors
+    ///
+    /// An [`InvariantReport`] of all that is wrong.
+    ///
+    /// # Cost
+    ///
+    /// Visits every block and allocates 5 bytes for each, and some for each group. Takes the group
+    /// table's lock and no other, so that it is legal under any guard.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{Holder, PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 1);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(20)?;
+    /// let group = shared.acquire_group().expect("two are left");
+    /// shared.check_invariants(sequence.holders().chain([Holder::Group(group)]))?;
+    /// let report = shared.check_invariants(sequence.holders()).unwrap_err();
+    /// assert!(report.to_string().contains("page group 0v0 is counted for 1 holders, 0 have it"));
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
+    pub fn check_invariants<'a>(
+        &self,
+        holders: impl IntoIterator<Item = Holder<'a>>,
+    ) -> Result<(), InvariantReport> {
+        let mut report = InvariantReport::default();
+        let mut recounts: Vec<_> = self.seats().map(|seat| Recount::new(&seat.blocks)).collect();
+        let mut handles = BTreeMap::<(usize, u32, u32), (PageGroup, u32)>::new();
+        let key = |group: PageGroup| (group.index(), group.generation(), group.pool());
+        for holder in holders {
+            match holder {
+                Holder::Table { layer, blocks } => match recounts.get_mut(layer) {
+                    Some(recount) => blocks.iter().for_each(|&block| recount.hold(block)),
+                    None => {
+                        let layers = self.layer_count();
+                        report.note(None, Miscount::NoLayer { layer, layers });
+                    }
+                },
+                Holder::Group(group) => handles.entry(key(group)).or_insert((group, 0)).1 += 1,
+            }
+        }
+        for (group, counted, blocks) in self.groups.lock().living() {
+            recounts.iter_mut().zip(blocks).for_each(|(recount, &block)| recount.hold(block));
+            let found = handles.remove(&key(group)).map_or(0, |(_, found)| found);
+            if counted != found {
+                report.note(None, Miscount::GroupHolders { group, counted, found });
+            }
+        }
+        for (group, _) in handles.into_values() {
+            report.note(None, Miscount::NoGroup { group });
+        }
+        for (layer, recount) in recounts.into_iter().enumerate() {
+            recount.finish(|miscount| report.note(Some(layer), miscount));
+        }
+        report.into_result()
+    }
+
+    /// How many blocks of each layer, and how many groups, are free, held, shared. A snapshot.
+    ///
+    /// # Cost
+    ///
+    /// One allocation; visits the blocks that were ever held. Takes the group table's lock and
+    /// waits for no guard.
+    pub fn stats(&self) -> PoolStats {
+        let of = |seat: &super::shared::Seat| {
+            StoreStats::of(&seat.blocks, seat.shape, seat.bytes_per_block)
+        };
+        let layers = self.seats().map(of).collect();
+        let groups = self.groups.lock().living().count();
+        PoolStats { layers, groups, free_groups: self.free_groups() }
+    }
+
+    /// The blocks of every layer and their holders as a picture in letters, to be printed.
+    ///
+    /// # Cost
+    ///
+    /// Visits every block and allocates at most a byte for each. Takes no lock.
+    pub fn map(&self) -> PoolMap {
+        PoolMap { layers: self.seats().map(|seat| StoreMap::of(&seat.blocks)).collect() }
+    }
+}
+
+/// How the blocks of all layers are used. Prints a line for each kind of layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// Each layer.
+    pub layers: Vec<StoreStats>,
+    /// Page groups that have a holder.
+    pub groups: usize,
+    /// Page groups that could be taken.
+    pub free_groups: usize,
+}
+
+impl fmt::Display for PoolStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} groups, {} free", self.groups, self.free_groups)?;
+        by_layers(f, &self.layers, ": ")
+    }
+}
+
+/// The blocks of all layers as a picture: [`StoreMap`] says what the letters are. Layers that look
+/// alike are printed once.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PoolMap {
+    layers: Vec<StoreMap>,
+}
+
+impl fmt::Display for PoolMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} layers", self.layers.len())?;
+        by_layers(f, &self.layers, "\n")
+    }
+}
+
+impl fmt::Debug for PoolMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A line for each run of equal layers.
+fn by_layers<T: fmt::Display + PartialEq>(
+    f: &mut fmt::Formatter<'_>,
+    layers: &[T],
+    between: &str,
+) -> fmt::Result {
+    let mut first = 0;
+    for run in layers.chunk_by(PartialEq::eq) {
+        let last = first + run.len() - 1;
+        match run.len() {
+            1 => write!(f, "\nlayer {first}{between}{}", run[0])?,
+            _ => write!(f, "\nlayers {first} to {last}{between}{}", run[0])?,
+        }
+        first += run.len();
+    }
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! Room over all layers, all or none.
+//!
+//! Several blocks, or one in every layer, are taken under the gates of the layers that lack some:
+//! counted in all of them first and taken after, so that nobody ends up with half.
+
+use alloc::vec::Vec;
+
+use super::sequence::Place;
+use super::shared::SharedPagedKv;
+use crate::element::Element;
+use crate::error::{GroupError, PagedKvError, PagedStoreExhausted};
+use crate::id::PageGroup;
+
+impl<E: Element> SharedPagedKv<E> {
+    /// Takes `n` groups with one holder each, all or none.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedStoreExhausted`] with the groups asked for and those that were free; nothing has
+    /// changed then. With no layers there is no group.
+    ///
+    /// # Deadlock
+    ///
+    /// As [`acquire_group`](Self::acquire_group).
+    ///
+    /// # Cost
+    ///
+    /// Two allocations, and the group table may grow.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::SharedPagedKv;
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 4);
+    /// let groups = shared.acquire_groups(3)?;
+    /// let refused = shared.acquire_groups(2).unwrap_err();
+    /// assert_eq!((refused.need, refused.free), (2, 1));
+    /// groups.into_iter().for_each(|group| assert!(shared.release_group(group)));
+    /// # Ok::<(), paged_kv::PagedStoreExhausted>(())
+    /// ```
+    #[must_use = "dropping the handles does not release the groups"]
+    #[track_caller]
+    pub fn acquire_groups(&self, n: usize) -> Result<Vec<PageGroup>, PagedStoreExhausted> {
+        let check = || match self.free_groups() {
+            free if free < n => Err(PagedStoreExhausted { need: n, free }),
+            _ => Ok(()),
+        };
+        // Before the gates as well: see `acquire_group`.
+        check()?;
+        let mut taken = Vec::with_capacity(n);
+        if n == 0 {
+            return Ok(taken);
+        }
+        let _gates = self.gates("acquire_groups", 0..self.layer_count());
+        check()?;
+        let mut groups = self.groups.lock();
+        let left = groups.left();
+        if left < n {
+            return Err(PagedStoreExhausted { need: n, free: left });
+        }
+        for _ in 0..n {
+            let mut seats = self.seats();
+            let group = groups.insert(|_| {
+                let block = seats.next().and_then(|seat| seat.blocks.take_for_group());
+                block.expect("free blocks were counted under the gate")
+            });
+            taken.extend(group);
+        }
+        Ok(taken)
+    }
+
+    /// Whether a sequence of `len` positions would fit these layers if nobody else held a block.
+    ///
+    /// A request that does not fit now should wait; one for which this is `false` would wait for
+    /// ever. Takes no lock.
+    pub fn can_ever_fit(&self, len: usize) -> bool {
+        self.seats().all(|seat| seat.shape.blocks_for(len) <= seat.blocks.total())
+    }
+
+    /// Takes what each layer lacks, or nothing. What is to be copied is left in `spare`.
+    #[track_caller]
+    pub(super) fn take_room(&self, places: &mut [Place]) -> Result<(), PagedKvError> {
+        let lacking = places.iter().enumerate().filter(|(_, place)| place.lack.blocks() > 0);
+        let lacking = lacking.map(|(layer, _)| layer);
+        let check = |places: &[Place]| {
+            let mut layers = self.seats().zip(places);
+            layers.try_for_each(|(seat, place)| seat.blocks.check(place.lack.blocks()))
+        };
+        // Before the gates as well: see `acquire_group`.
+        check(places)?;
+        let gates = self.gates("reserve", lacking);
+        check(places)?;
+        for (seat, place) in self.seats().zip(places.iter_mut()) {
+            debug_assert!(place.spare.is_none());
+            place.spare = place.cache.take_room(&seat.blocks, place.lack);
+        }
+        drop(gates);
+        Ok(())
+    }
+
+    /// Copies the blocks that are being filled where others hold them too, one layer at a time.
+    #[track_caller]
+    pub(super) fn move_tails(&self, places: &mut [Place]) {
+        for (layer, place) in places.iter_mut().enumerate() {
+            if place.spare.is_some() {
+                let mut store = self.write(layer);
+                if let Some(spare) = place.spare.take() {
+                    place.cache.move_tail(&mut store, spare);
+                }
+            }
+        }
+    }
+
+    /// Makes these tables, all of them empty, hold the blocks of the groups, or none of them.
+    pub(super) fn begin_with(
+        &self,
+        places: &mut [Place],
+        groups: &[PageGroup],
+        len: usize,
+    ) -> Result<(), PagedKvError> {
+        for (seat, place) in self.seats().zip(places.iter()) {
+            place.cache.check_store(seat.store)?;
+        }
+        let mut sorted = groups.to_vec();
+        sorted.sort_unstable_by_key(|group| group.index());
+        // Held until every block is counted: no group is released in between. Counting is atomic
+        // steps that wait for nothing.
+        let table = self.groups.lock();
+        for &group in groups {
+            table.blocks(group)?;
+        }
+        if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(match table.blocks(twice[0])?.first() {
+                Some(&block) => PagedKvError::BlockTwice { block },
+                None => GroupError::Stale { group: twice[0] }.into(),
+            });
+        }
+        // Where block sizes differ, a group that one layer needs for `len` has rows in all of them.
+        let filled = self.seats().map(|seat| seat.shape.blocks_for(len)).max().unwrap_or(0);
+        if groups.len() < filled {
+            return Err(PagedKvError::BlockCount { need: filled, have: groups.len() });
+        }
+        let mut result = Ok(());
+        for (layer, (seat, place)) in self.seats().zip(places.iter_mut()).enumerate() {
+            let of_layer = groups.iter().filter_map(|&group| table.blocks(group).ok());
+            let blocks = of_layer.filter_map(|blocks| blocks.get(layer).copied());
+            result = place.cache.begin_with(&seat.blocks, blocks, filled, len);
+            if result.is_err() {
+                break;
+            }
+        }
+        if result.is_err() {
+            for (seat, place) in self.seats().zip(places) {
+                place.cache.cut_to(&seat.blocks, seat.shape, 0);
+            }
+        }
+        result
+    }
+}
