@@ -484,6 +484,36 @@ pub enum AttentionError {
         /// Numbers handed in.
         have: usize,
     },
+    /// Another number of tree masks than there are sequences.
+    Trees {
+        /// Sequences of the call.
+        need: usize,
+        /// Masks handed in.
+        have: usize,
+    },
+    /// A tree mask has more rows than its sequence has query rows.
+    TreeRows {
+        /// The sequence, by its place among those handed in.
+        sequence: usize,
+        /// Its query rows.
+        most: usize,
+        /// Rows of the mask.
+        have: usize,
+    },
+    /// A tree mask has the wrong length.
+    TreeLength {
+        /// Words needed.
+        need: usize,
+        /// Words handed in.
+        have: usize,
+    },
+    /// A row of a tree mask does not see itself, or sees one behind it.
+    TreeBit {
+        /// The row.
+        row: usize,
+        /// The bit that is wrong: the row's own, or one behind it.
+        column: usize,
+    },
     /// An option has a value that no formula can use.
     BadOption {
         /// The option.
@@ -523,6 +553,24 @@ impl fmt::Display for AttentionError {
             }
             AttentionError::PerHeadLength { what, need, have } => {
                 write!(f, "{what} needs one number for each of {need} query heads, got {have}")
+            }
+            AttentionError::Trees { need, have } => {
+                write!(f, "each of {need} sequences needs a tree mask, got {have}")
+            }
+            AttentionError::TreeRows { sequence, most, have } => {
+                write!(
+                    f,
+                    "the tree of sequence {sequence} has {have} rows, and {most} query rows are there"
+                )
+            }
+            AttentionError::TreeLength { need, have } => {
+                write!(f, "the tree mask needs {need} words, got {have}")
+            }
+            AttentionError::TreeBit { row, column } => {
+                write!(
+                    f,
+                    "row {row} of a tree sees itself and none behind it, which bit {column} denies"
+                )
             }
             AttentionError::BadOption { what, have } => write!(f, "{what} cannot be {have:e}"),
         }

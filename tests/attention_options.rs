@@ -562,6 +562,7 @@ fn every_option_is_reached_beside_every_other<E: Element>() {
                     sinks: has(Rules::SINKS).then(|| vec![0.5, -0.5]),
                     causal: !has(Rules::OPEN),
                     positions: has(Rules::PART).then_some(2..len - 1),
+                    tree: Vec::new(),
                 };
                 answer::<E>(&case, place, level).bits()
             };

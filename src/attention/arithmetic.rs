@@ -24,6 +24,8 @@ pub(super) struct Seen<'s> {
     pub(super) extent: Extent,
     /// What each of them sees, where they differ.
     pub(super) extents: Option<&'s [Extent]>,
+    /// Which positions each of them sees, where those are not all in its extent.
+    pub(super) masks: Option<&'s [u64]>,
     pub(super) rules: &'s [Rule],
 }
 
@@ -111,7 +113,7 @@ pub(super) fn work<K: KeyStep, V: ValueStep>(
     keys: Side<'_, '_>,
     values: Side<'_, '_>,
 ) {
-    let Seen { first, rows, extent, extents, rules } = seen;
+    let Seen { first, rows, extent, extents, masks, rules } = seen;
     let stride = regions.stride;
     let mut step = Step::<K, V> {
         q,
@@ -120,6 +122,7 @@ pub(super) fn work<K: KeyStep, V: ValueStep>(
         v_width,
         extent,
         extents,
+        masks,
         rules,
         scores: regions.scores,
         factors: regions.factors,

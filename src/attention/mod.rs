@@ -17,6 +17,7 @@ mod run;
 mod scratch;
 mod state;
 mod task;
+mod tree;
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -31,6 +32,7 @@ pub use state::AttentionState;
 pub use task::attention_scratch_len;
 use task::scratch_needed;
 pub(crate) use task::{ITEM_ROWS, Item, ItemSize, Member, Members, Place, Task, few_rows};
+pub use tree::TreeMask;
 
 use crate::element::Element;
 use crate::error::AttentionError;
@@ -242,6 +244,7 @@ fn attend<E: Element>(
         return Err(AttentionError::QueryRows { need, have: n_q });
     }
     check_positions(&options, n_q, view.len())?;
+    let tree = options.tree_of(0, 1, n_q)?;
     let need = n_q.saturating_mul(shape.out_row_len());
     if output.out.len() != need {
         return Err(AttentionError::OutLength { need, have: output.out.len() });
@@ -255,7 +258,7 @@ fn attend<E: Element>(
     if scratch.len() < need {
         return Err(AttentionError::ScratchLength { need, have: scratch.len() });
     }
-    let members = Members::One(Member { view, first: 0, n_q });
+    let members = Members::One(Member { view, first: 0, n_q, tree });
     let task = Task { shape, options, q, members };
     every_item(&task, n_q, output, scratch);
     Ok(())

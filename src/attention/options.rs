@@ -3,6 +3,7 @@
 use core::f32::consts::LOG2_E;
 use core::ops::Range;
 
+use super::tree::TreeMask;
 use crate::error::AttentionError;
 use crate::shape::GqaShape;
 use crate::simd::Level;
@@ -18,6 +19,7 @@ use crate::simd::Level;
 /// only j <= i                              causal, on by default
 /// only j > i - window                      window: the query itself counts
 /// only j in positions                      positions
+/// only ancestors of i among the drafts     trees
 /// out(i) = sum_j e^s v(j) / (sum_j e^s + e^sink)      sinks, one a query head
 /// ```
 ///
@@ -43,6 +45,7 @@ pub struct AttentionOptions<'a> {
     sinks: Option<&'a [f32]>,
     causal: bool,
     positions: Option<(usize, usize)>,
+    trees: Option<&'a [TreeMask<'a>]>,
     query_rows: Option<usize>,
     level: Option<Level>,
 }
@@ -64,6 +67,7 @@ impl<'a> AttentionOptions<'a> {
             sinks: None,
             causal: true,
             positions: None,
+            trees: None,
             query_rows: None,
             level: None,
         }
@@ -122,6 +126,18 @@ impl<'a> AttentionOptions<'a> {
         self
     }
 
+    /// What the last query rows see of each other, where they are a tree of drafted tokens: one mask
+    /// for each sequence of the call, in the order of the sequences, so one where it is a single
+    /// sequence; [`TreeMask::NONE`] for a sequence without. A mask has at most as many rows as its
+    /// sequence has query rows.
+    ///
+    /// What the other options hide stays hidden. A window and slopes go by places in the cache, where
+    /// the distance of two tokens of a tree is not that of the text they belong to.
+    pub const fn trees(mut self, trees: &'a [TreeMask<'a>]) -> Self {
+        self.trees = Some(trees);
+        self
+    }
+
     /// How many query rows the call is meant to have. The doors count them by the query's length and
     /// the number of heads; with this, a number of heads that is wrong and still divides is an
     /// error instead of other numbers.
@@ -174,6 +190,7 @@ impl<'a> AttentionOptions<'a> {
             sinks: self.sinks,
             causal: self.causal,
             positions: self.positions.unwrap_or((0, usize::MAX)),
+            trees: self.trees,
             query_rows: self.query_rows,
             level: self.level.unwrap_or_else(Level::detect),
         })
@@ -192,14 +209,35 @@ pub(crate) struct Resolved<'a> {
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) causal: bool,
     pub(crate) positions: (usize, usize),
+    pub(crate) trees: Option<&'a [TreeMask<'a>]>,
     pub(crate) query_rows: Option<usize>,
     pub(crate) level: Level,
 }
 
-impl Resolved<'_> {
+impl<'a> Resolved<'a> {
     /// Whether an option speaks of the query's own position, so that there must be one.
     pub(crate) fn needs_position(&self) -> bool {
         self.causal || self.window != usize::MAX || self.slopes.is_some()
+    }
+
+    /// The mask of one sequence of a call that has `sequences`, for its `n_q` query rows.
+    pub(crate) fn tree_of(
+        &self,
+        sequence: usize,
+        sequences: usize,
+        n_q: usize,
+    ) -> Result<TreeMask<'a>, AttentionError> {
+        let Some(trees) = self.trees else { return Ok(TreeMask::NONE) };
+        if trees.len() != sequences {
+            return Err(AttentionError::Trees { need: sequences, have: trees.len() });
+        }
+        match trees.get(sequence) {
+            Some(tree) if tree.rows() <= n_q => Ok(*tree),
+            tree => {
+                let have = tree.map_or(0, TreeMask::rows);
+                Err(AttentionError::TreeRows { sequence, most: n_q, have })
+            }
+        }
     }
 }
 

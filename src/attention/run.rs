@@ -140,7 +140,10 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             let whole = joint && start >= all.from && start + TILE <= all.to;
             let extent = if whole {
                 Some(Extent { from: 0, to: TILE })
-            } else if self.item.rows.len() == 1 && (count == 1 || !joint) {
+            } else if self.item.rows.len() == 1
+                && (count == 1 || !joint)
+                && self.task.options.trees.is_none()
+            {
                 let seen = self.seen(&self.task.member(sequence), self.item.rows.start);
                 let to = seen.to.min(self.item.positions.end);
                 Some(Extent { to, ..seen }.in_tile(start))
@@ -174,7 +177,10 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             let first = self.seen(&member, self.item.rows.start);
             let last = self.seen(&member, self.item.rows.end - 1);
             any = Extent { from: any.from.min(first.from), to: any.to.max(last.to) };
-            all = Extent { from: all.from.max(last.from), to: all.to.min(first.to) };
+            let to = all.to.min(first.to);
+            // What the rows of a tree see of it is asked of each.
+            let to = if member.tree.rows() > 0 { to.min(member.before_tree()) } else { to };
+            all = Extent { from: all.from.max(last.from), to };
         }
         let Item { positions, .. } = self.item;
         let clip = |seen: Extent| Extent {
@@ -334,10 +340,10 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     /// Some rows over one softmax tile: scores, softmax, values.
     #[inline(always)]
     fn step(&mut self, tile: &Tile<'_, 'a>, batch: Batch, tiles: Tiles<'_, 'a>) {
-        let mut extents = [Extent::EMPTY; MOST_ROWS];
+        let (mut extents, mut masks) = ([Extent::EMPTY; MOST_ROWS], [u64::MAX; MOST_ROWS]);
         let extent = match tile.extent {
             Some(extent) => extent,
-            None => self.extents(tile, batch, &mut extents),
+            None => self.extents(tile, batch, &mut extents, &mut masks),
         };
         if extent.is_empty() {
             return;
@@ -346,6 +352,8 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             Some(_) => None,
             None => Some(cut::part(&extents, 0, batch.rows)),
         };
+        let masks = cut::part(&masks, 0, batch.rows);
+        let masks = masks.iter().any(|mask| *mask != u64::MAX).then_some(masks);
         let mut rules = [Rule::NONE; MOST_ROWS];
         let options = &self.task.options;
         let rules = if options.cap.is_some() || options.slopes.is_some() {
@@ -357,7 +365,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             &[]
         };
         let first = batch.head * self.rows_per_head + batch.row;
-        let seen = Seen { first, rows: batch.rows, extent, extents, rules };
+        let seen = Seen { first, rows: batch.rows, extent, extents, masks, rules };
         let kv = self.task.shape.kv();
         let inputs = &self.inputs;
         let (key_scales, value_scales) =
@@ -420,17 +428,19 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         }
     }
 
-    /// Writes what each row of a head sees in the tile, and returns what any of them sees.
+    /// Writes what each row of a head sees in the tile, from where to where and which of those, and
+    /// returns what any of them sees.
     fn extents(
         &self,
         tile: &Tile<'_, 'a>,
         batch: Batch,
         extents: &mut [Extent; MOST_ROWS],
+        masks: &mut [u64; MOST_ROWS],
     ) -> Extent {
         let mut any = Extent { from: TILE, to: 0 };
         let group = self.task.shape.group();
         let mut known = usize::MAX;
-        let mut extent = Extent::EMPTY;
+        let (mut extent, mut mask) = (Extent::EMPTY, u64::MAX);
         for line in 0..batch.rows {
             let row = batch.row + line;
             if row / group != known {
@@ -439,8 +449,10 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                 let seen = self.seen(&member, query);
                 let to = seen.to.min(self.item.positions.end);
                 extent = Extent { to, ..seen }.in_tile(tile.start);
+                mask = member.tree_bits(query, tile.start);
             }
             *cut::one_mut(extents, line) = extent;
+            *cut::one_mut(masks, line) = mask;
             if !extent.is_empty() {
                 any = Extent { from: any.from.min(extent.from), to: any.to.max(extent.to) };
             }

@@ -9,6 +9,7 @@
 use core::ops::Range;
 
 use super::options::Resolved;
+use super::tree::TreeMask;
 use crate::cut;
 use crate::element::Element;
 use crate::kernel::{SPLIT, TILE, WIDTH};
@@ -37,6 +38,8 @@ pub(crate) struct Member<'a, E: Element> {
     /// Its first query row in `q`, and how many it has.
     pub(crate) first: usize,
     pub(crate) n_q: usize,
+    /// What its last query rows see of each other.
+    pub(crate) tree: TreeMask<'a>,
 }
 
 impl<E: Element> Member<'_, E> {
@@ -44,6 +47,24 @@ impl<E: Element> Member<'_, E> {
     #[inline(always)]
     pub(crate) fn base(&self) -> isize {
         self.view.len().cast_signed() - self.n_q.cast_signed()
+    }
+
+    /// Positions that are no tree.
+    #[inline(always)]
+    pub(crate) fn before_tree(&self) -> usize {
+        self.view.len().saturating_sub(self.tree.rows())
+    }
+
+    /// What a query row sees of a tile, if its end is a tree.
+    #[inline(always)]
+    pub(super) fn tree_bits(&self, query: usize, start: usize) -> u64 {
+        let before_tree = self.before_tree();
+        match (query + self.tree.rows()).checked_sub(self.n_q) {
+            Some(row) if self.tree.rows() > 0 && start + TILE > before_tree => {
+                self.tree.bits(row, before_tree.cast_signed() - start.cast_signed())
+            }
+            _ => u64::MAX,
+        }
     }
 }
 
@@ -90,7 +111,9 @@ impl<'a, E: Element> Task<'a, E> {
                 let Place { index, first, n_q } = *cut::one(places, index);
                 let cache = cut::one(caches, index);
                 let view = store.view(cache.block_table(), cache.seq_len());
-                Member { view, first, n_q }
+                let trees = self.options.trees;
+                let tree = trees.map_or(TreeMask::NONE, |trees| *cut::one(trees, index));
+                Member { view, first, n_q, tree }
             }
         }
     }

@@ -6,7 +6,7 @@ use core::ops::Range;
 use super::numbers::Numbers;
 use super::oracle::{Case, Rules, Sizes};
 use crate::attention::{
-    AttentionOptions, Output, attention_scratch_len, causal_gqa_attention_into,
+    AttentionOptions, Output, TreeMask, attention_scratch_len, causal_gqa_attention_into,
     causal_gqa_attention_paged_into,
 };
 use crate::element::Element;
@@ -204,7 +204,14 @@ impl<E: Element> Held<E> {
         let mut out = Guarded::dirty(n_q * shape.out_row_len(), skip);
         let mut lse = Guarded::dirty(n_q * n_heads, skip);
         let mut scratch = Guarded::dirty(attention_scratch_len(&shape, n_q), skip);
-        let options = options(rules).level(level);
+        let mut words = Vec::new();
+        words.resize(rules.tree.len() * TreeMask::words_for_row(rules.tree.len()), 0);
+        let tree = TreeMask::from_parents(&rules.tree, &mut words)?;
+        let trees = [tree];
+        let mut options = options(rules).level(level);
+        if tree != TreeMask::NONE {
+            options = options.trees(&trees);
+        }
         let output = Output::new(out.inside()).lse(lse.inside());
         let asked = match self {
             Held::Contiguous(cache) => {
@@ -247,7 +254,7 @@ pub fn answer<E: Element>(case: &Case, place: Place, level: Level) -> Answer {
     }
 }
 
-/// The options that these rules stand for.
+/// The options that these rules stand for, without their tree.
 pub fn options(rules: &Rules) -> AttentionOptions<'_> {
     let mut options = AttentionOptions::new().causal(rules.causal);
     if let Some(scale) = rules.scale {

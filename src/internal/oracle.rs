@@ -51,6 +51,8 @@ pub struct Rules {
     pub causal: bool,
     /// The only positions seen.
     pub positions: Option<Range<usize>>,
+    /// The last query rows are a tree: the parent of each, a row of the tree before it, or `None`.
+    pub tree: Vec<Option<usize>>,
 }
 
 impl Rules {
@@ -63,6 +65,7 @@ impl Rules {
         sinks: None,
         causal: true,
         positions: None,
+        tree: Vec::new(),
     };
     /// [`Rules::some`]: a scale.
     pub const SCALE: u8 = 1;
@@ -100,6 +103,7 @@ impl Rules {
             sinks: has(Self::SINKS).then_some(sinks),
             causal: !has(Self::OPEN),
             positions: has(Self::PART).then_some(first..last),
+            tree: Vec::new(),
         }
     }
 }
@@ -161,7 +165,21 @@ impl Case {
             None => true,
         };
         let in_part = rules.positions.as_ref().is_none_or(|part| part.contains(&key));
-        (!rules.causal || key_at <= position) && in_window && in_part
+        (!rules.causal || key_at <= position) && in_window && in_part && self.descends(query, key)
+    }
+
+    /// Whether a position is before the tree, or an ancestor of the query row in it, or its own.
+    fn descends(&self, query: usize, key: usize) -> bool {
+        let tree = &self.rules.tree;
+        let Some(mut row) = (query + tree.len()).checked_sub(self.sizes.n_q) else { return true };
+        let Some(key) = (key + tree.len()).checked_sub(self.sizes.len) else { return true };
+        while row != key {
+            match tree[row] {
+                Some(parent) => row = parent,
+                None => return false,
+            }
+        }
+        true
     }
 }
 

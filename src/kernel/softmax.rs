@@ -142,6 +142,35 @@ impl Kernel for Transform<'_> {
     }
 }
 
+/// Makes the scores of what a row does not see -inf. A kernel of its own, as [`Transform`] is.
+pub(crate) struct Hide<'h> {
+    pub(crate) row: &'h mut ScoreRow,
+    pub(crate) extent: Extent,
+    /// A bit for each position of the tile that is seen.
+    pub(crate) mask: u64,
+}
+
+impl Kernel for Hide<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        if self.extent.is_empty() {
+            return;
+        }
+        let (nothing, half) = (s.splat(f32::NEG_INFINITY), s.splat(0.5));
+        let first = self.extent.from / LANES * LANES;
+        for (at, vector) in (first..).step_by(LANES).zip(covered(self.row, self.extent)) {
+            let mut seen = [0.0; LANES];
+            for (lane, seen) in seen.iter_mut().enumerate() {
+                *seen = (self.mask >> (at + lane) & 1) as f32;
+            }
+            let score = s.load(vector);
+            s.store(s.select_less(half, s.load(&seen), score, nothing), vector);
+        }
+    }
+}
+
 /// `scores` start at position `from` of the tile.
 #[inline(always)]
 fn transform<S: Simd>(s: S, scores: &mut [[f32; LANES]], from: usize, rule: Rule) {

@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use super::exp::exp2;
 use super::scores::{KeyStep, Queries, Scores};
-use super::softmax::{Rule, Transform, maximum, weigh};
+use super::softmax::{Hide, Rule, Transform, maximum, weigh};
 use super::values::{Apart, Extent, Scales, ValueStep, Values};
 use super::{Piece, ScoreRow, TILE, Tiles, scale};
 use crate::cut;
@@ -25,6 +25,9 @@ pub(crate) struct Step<'s, 'k, 'a, K: KeyStep, V> {
     pub(crate) extent: Extent,
     /// What each row sees, where they differ.
     pub(crate) extents: Option<&'s [Extent]>,
+    /// Which positions each row sees, a bit for each of the tile, where those are not all in its
+    /// extent.
+    pub(crate) masks: Option<&'s [u64]>,
     /// What is done to the scores of each row; empty where nothing is.
     pub(crate) rules: &'s [Rule],
     /// Takes the scores, and the weights after that.
@@ -81,9 +84,10 @@ impl<K: KeyStep, V: ValueStep> RowsKernel for &mut Step<'_, '_, '_, K, V> {
         let mut rows = Rows::<K, V, MR>(self);
         rows.scores(s);
         rows.softmax(s);
-        match rows.0.extents {
-            None => rows.values(s, rows.0.extent),
-            Some(extents) => rows.values_of_each(s, extents),
+        match (rows.0.extents, rows.0.masks) {
+            (None, _) => rows.values(s, rows.0.extent),
+            (Some(extents), None) => rows.values_of_each(s, extents),
+            (Some(extents), Some(masks)) => rows.values_of_masks(s, extents, masks),
         }
     }
 }
@@ -131,6 +135,12 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
         for (line, rule) in step.rules.iter().enumerate().take(MR) {
             let row = cut::one_mut(step.scores, line);
             s.run(Transform { row, extent: extents[line], rule: *rule });
+        }
+        if let Some(masks) = step.masks {
+            for line in 0..MR {
+                let row = cut::one_mut(step.scores, line);
+                s.run(Hide { row, extent: extents[line], mask: *cut::one(masks, line) });
+            }
         }
         // Without a branch: which tiles raise a maximum nobody foresees.
         let (mut most, mut old) = ([f32::NEG_INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
@@ -181,6 +191,23 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
             own[line] = Extent { from: from.max(common.to), to };
         }
         self.values_apart(s, &own);
+    }
+
+    /// The same where rows see some positions between others: run by run of neighbours.
+    #[inline(always)]
+    fn values_of_masks<S: Simd>(&mut self, s: S, extents: &[Extent], masks: &[u64]) {
+        let mut left = [0; MR];
+        for line in 0..MR {
+            left[line] = cut::one(extents, line).mask() & *cut::one(masks, line);
+        }
+        while left.iter().any(|left| *left != 0) {
+            let mut runs = [Extent::EMPTY; MR];
+            for line in 0..MR {
+                runs[line] = Extent::first_run(left[line]);
+                left[line] &= !runs[line].mask();
+            }
+            self.values_apart(s, &runs);
+        }
     }
 
     /// Adds to each row what it alone sees.

@@ -40,6 +40,22 @@ impl Extent {
         Extent { from: self.from.max(piece.at), to: self.to.min(piece.at + piece.len) }
     }
 
+    /// A bit for each position of the tile.
+    #[inline(always)]
+    pub(crate) fn mask(self) -> u64 {
+        if self.is_empty() { 0 } else { u64::MAX >> (TILE - (self.to - self.from)) << self.from }
+    }
+
+    /// The first run of bits in a mask of the tile's positions.
+    #[inline(always)]
+    pub(crate) fn first_run(mask: u64) -> Extent {
+        if mask == 0 {
+            return Extent::EMPTY;
+        }
+        let from = mask.trailing_zeros() as usize;
+        Extent { from, to: from + (mask >> from).trailing_ones() as usize }
+    }
+
     /// The positions that are in all of these, cut to whole cells of so many.
     #[inline(always)]
     pub(crate) fn in_common(extents: &[Extent], together: usize) -> Extent {
