@@ -169,6 +169,29 @@ fn a_copy_that_one_layer_has_no_block_for_is_made_in_none() {
 }
 
 #[test]
+fn a_block_that_the_others_let_go_of_while_its_copy_waited_is_not_copied() {
+    watched(|| {
+        let shared = small(1, 4);
+        let mut sequence = PagedSequence::new(&shared);
+        step(&mut sequence, 1.0);
+        let mut child = sequence.fork().unwrap();
+        let tail = child.cache(0).block_table().to_vec();
+        thread::scope(|scope| {
+            let reading = shared.read(0);
+            let reserving = scope.spawn(|| child.reserve(1).unwrap());
+            // Its block for the copy is taken; the copy itself waits for the reader.
+            while shared.free_blocks(0) == 3 {
+                thread::yield_now();
+            }
+            drop(sequence);
+            drop(reading);
+            reserving.join().unwrap();
+        });
+        assert_eq!((child.cache(0).block_table(), free(&shared)), (&tail[..], [3]));
+    });
+}
+
+#[test]
 fn a_fork_in_the_middle_of_a_step_has_what_was_committed() {
     let shared = small(1, 4);
     let mut sequence = PagedSequence::new(&shared);
