@@ -204,8 +204,8 @@ impl<E: Element> Held<E> {
         let mut out = Guarded::dirty(n_q * shape.out_row_len(), skip);
         let mut lse = Guarded::dirty(n_q * n_heads, skip);
         let mut scratch = Guarded::dirty(attention_scratch_len(&shape, n_q), skip);
-        let mut words = Vec::new();
-        words.resize(rules.tree.len() * TreeMask::words_for_row(rules.tree.len()), 0);
+        let rows = rules.tree.len();
+        let mut words = alloc::vec![0; rows * TreeMask::words_for_row(rows)];
         let tree = TreeMask::from_parents(&rules.tree, &mut words)?;
         let trees = [tree];
         let mut options = options(rules).level(level);

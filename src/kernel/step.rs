@@ -137,9 +137,9 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
             s.run(Transform { row, extent: extents[line], rule: *rule });
         }
         if let Some(masks) = step.masks {
-            for line in 0..MR {
+            for (line, mask) in masks.iter().enumerate().take(MR) {
                 let row = cut::one_mut(step.scores, line);
-                s.run(Hide { row, extent: extents[line], mask: *cut::one(masks, line) });
+                s.run(Hide { row, extent: extents[line], mask: *mask });
             }
         }
         // Without a branch: which tiles raise a maximum nobody foresees.
@@ -197,14 +197,14 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
     #[inline(always)]
     fn values_of_masks<S: Simd>(&mut self, s: S, extents: &[Extent], masks: &[u64]) {
         let mut left = [0; MR];
-        for line in 0..MR {
-            left[line] = cut::one(extents, line).mask() & *cut::one(masks, line);
+        for (left, (extent, mask)) in left.iter_mut().zip(extents.iter().zip(masks)) {
+            *left = extent.mask() & mask;
         }
         while left.iter().any(|left| *left != 0) {
             let mut runs = [Extent::EMPTY; MR];
-            for line in 0..MR {
-                runs[line] = Extent::first_run(left[line]);
-                left[line] &= !runs[line].mask();
+            for (run, left) in runs.iter_mut().zip(&mut left) {
+                *run = Extent::first_run(*left);
+                *left &= !run.mask();
             }
             self.values_apart(s, &runs);
         }
