@@ -253,6 +253,11 @@ pub enum PagedKvError {
         /// Positions written in it.
         have: usize,
     },
+    /// A path through drafts does not ascend.
+    PathOrder {
+        /// The entry that is not above the one before it.
+        index: usize,
+    },
     /// The handle of a page group was refused.
     Group(GroupError),
 }
@@ -293,6 +298,9 @@ impl fmt::Display for PagedKvError {
             }
             PagedKvError::LayerBehind { layer, need, have } => {
                 write!(f, "layer {layer} has {have} positions, {need} are to be committed")
+            }
+            PagedKvError::PathOrder { index } => {
+                write!(f, "entry {index} of the path is not above the one before it")
             }
             PagedKvError::Group(inner) => inner.fmt(f),
         }

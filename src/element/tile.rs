@@ -194,6 +194,46 @@ impl<E: Element> Layout<E> {
         if scale > 0.0 { 1.0 / scale } else { scale }
     }
 
+    /// Copies the rows of a position, of all heads, to another position of the same block or another
+    /// of `words`: the numbers as they are stored, and their scales. A place is the block's number
+    /// and the position in it.
+    pub(crate) fn copy_position(
+        &self,
+        words: &mut [u64],
+        from: (usize, usize),
+        to: (usize, usize),
+    ) {
+        let ((from_block, from), (to_block, to)) = (from, to);
+        let (k_width, v_width) = (self.shape.k_width(), self.shape.v_width());
+        for head in 0..self.shape.n_kv_heads() {
+            let tile = |block| (block * self.block_words() + head * self.tile_words) * WORD;
+            let (from_tile, to_tile) = (tile(from_block), tile(to_block));
+            // A key's cells are its own.
+            let cells = must_cast_slice_mut::<u64, <E::K as Format>::Cell>(words);
+            let base = |tile| tile / size_of::<<E::K as Format>::Cell>();
+            for row in 0..k_width.div_ceil(E::K::NUMBERS) {
+                cells[base(to_tile) + self.keys.cell(row, to)] =
+                    cells[base(from_tile) + self.keys.cell(row, from)];
+            }
+            // A value's may be shared with its neighbours.
+            let cells = must_cast_slice_mut::<u64, <E::V as Format>::Cell>(words);
+            let base = |tile| tile / size_of::<<E::V as Format>::Cell>();
+            let many = E::V::NUMBERS;
+            for column in 0..v_width {
+                let cell = cells[base(from_tile) + self.values.cell(from / many, column)];
+                let number = E::V::get(cell, from % many);
+                let cell = &mut cells[base(to_tile) + self.values.cell(to / many, column)];
+                E::V::set(cell, to % many, number);
+            }
+            let scales = must_cast_slice_mut::<u64, f32>(words);
+            let base = |tile| tile / size_of::<f32>() + self.scales;
+            for group in 0..groups::<E>(k_width) + groups::<E>(v_width) {
+                let row = group * self.shape.block_size();
+                scales[base(to_tile) + row + to] = scales[base(from_tile) + row + from];
+            }
+        }
+    }
+
     /// Reads one key row of one head back.
     pub(crate) fn read_k(&self, block: &[u64], head: usize, position: usize, out: &mut [f32]) {
         let tile = self.tile(block, head);

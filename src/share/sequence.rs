@@ -301,6 +301,56 @@ where
         Ok(())
     }
 
+    /// Commits a path through drafts that branch: of the positions written since the last commit those
+    /// in `path`, counted from the first of these, are kept in every layer, moved together, and the
+    /// rest is taken back. Its blocks stay as room, until [`truncate`](Self::truncate).
+    ///
+    /// The rows are copied as they are stored, so that what comes after is attended as if the tokens
+    /// of the path had been written one after the other. Keys that were rotated for their depth in the
+    /// tree are right where they end up; keys rotated for their place in it are not.
+    ///
+    /// # Errors
+    ///
+    /// [`PagedKvError::PathOrder`] for a path that does not ascend; [`PagedKvError::LayerBehind`] where
+    /// a layer has not all of its positions; [`PagedKvError::NotReserved`] where the room has become
+    /// somebody else's. Nothing has changed then.
+    ///
+    /// # Deadlock
+    ///
+    /// Where a row moves, takes the write guard of one layer after the other. The thread must hold no
+    /// guard of these layers.
+    ///
+    /// # Cost
+    ///
+    /// A copy of each row that moves, in every layer. Allocates nothing.
+    #[track_caller]
+    pub fn compact(&mut self, path: &[usize]) -> Result<(), PagedKvError> {
+        if let Some(index) = path.windows(2).position(|pair| pair[1] <= pair[0]) {
+            return Err(PagedKvError::PathOrder { index: index + 1 });
+        }
+        let drafts = path.last().map_or(Some(0), |last| last.checked_add(1));
+        let need = drafts.and_then(|drafts| self.len.checked_add(drafts));
+        let need = need.ok_or(PagedKvError::TooLong)?;
+        for (layer, (seat, place)) in self.shared.seats().zip(&self.places).enumerate() {
+            place.cache.check_store(seat.store)?;
+            let have = place.cache.seq_len();
+            if have < need {
+                return Err(PagedKvError::LayerBehind { layer, need, have });
+            }
+            let need = path.len();
+            let have = place.cache.writable(&seat.blocks, seat.shape, self.len, need);
+            if have < need {
+                return Err(PagedKvError::NotReserved { need, have });
+            }
+        }
+        if path.iter().enumerate().any(|(to, &row)| row != to) {
+            for (layer, place) in self.places.iter_mut().enumerate() {
+                place.cache.keep_path(&mut self.shared.write(layer), self.len, path);
+            }
+        }
+        self.commit(path.len())
+    }
+
     /// Takes back what was written since the last [`commit`](Self::commit), in every layer. The
     /// room stays reserved.
     pub fn abandon(&mut self) {

@@ -379,6 +379,12 @@ impl<E: Element> PagedKvStore<E> {
         self.memory.words_mut().copy_within(from, to.start);
     }
 
+    /// Copies the rows of a position of one block to a position of one.
+    pub(crate) fn copy_position(&mut self, from: (BlockId, usize), to: (BlockId, usize)) {
+        let [from, to] = [from, to].map(|(block, position)| (block.index(), position));
+        self.layout.copy_position(self.memory.words_mut(), from, to);
+    }
+
     /// Writes rows to the positions `first ..` of a block. Lengths have been checked.
     pub(crate) fn write(&mut self, block: BlockId, first: usize, k: &[f32], v: &[f32]) {
         let range = self.range(block);

@@ -114,6 +114,36 @@ impl PagedKvCache {
         Ok(())
     }
 
+    /// How many positions behind the first `from` may be written, of `n`, which the table has room
+    /// for.
+    pub(crate) fn writable(&self, blocks: &Blocks, shape: KvShape, from: usize, n: usize) -> usize {
+        let size = shape.block_size();
+        let mut indices = from / size..shape.blocks_for(from + n);
+        match indices.find(|&index| !self.may_write(blocks, index)) {
+            Some(index) => (index * size).saturating_sub(from),
+            None => n,
+        }
+    }
+
+    /// Of what was written from `from` on, keeps the positions `from + path[i]`, moved together, and
+    /// takes the rest back. The path ascends, and its positions may be written.
+    pub(crate) fn keep_path<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        from: usize,
+        path: &[usize],
+    ) {
+        let size = store.block_size();
+        for (to, &row) in (from..).zip(path) {
+            let row = from + row;
+            if row != to {
+                let place = |position| (self.table[position / size], position % size);
+                store.copy_position(place(row), place(to));
+            }
+        }
+        self.rewind(from + path.len());
+    }
+
     /// Takes back what was written from `len` on. Its blocks stay, as room.
     pub(crate) fn rewind(&mut self, len: usize) {
         debug_assert!(len <= self.len, "a step ends where it began, or behind that");
