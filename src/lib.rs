@@ -52,6 +52,9 @@
 //! well, opened with `with_shape`. What they hold and what that costs is told at [`Element`]. Rows go
 //! in and come back as `f32`.
 //!
+//! The [`manual`] walks through one request's life, with an engine in small, and says which call takes
+//! which lock.
+//!
 //! # The page
 //!
 //! ```text
@@ -108,6 +111,7 @@ mod id;
 #[doc(hidden)]
 pub mod internal;
 mod kernel;
+pub mod manual;
 pub mod prefix;
 mod shape;
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]

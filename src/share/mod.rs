@@ -14,26 +14,7 @@
 //! ```
 //!
 //! Every RwLock comes before the first gate, and nothing is waited for while a leaf is held. What
-//! each does:
-//!
-//! | call | RwLock | gate | leaf | allocates |
-//! |---|---|---|---|---|
-//! | `read(l)` | read `l` | | | |
-//! | `write(l)` | write `l` | `l` | | |
-//! | `write_all` | write all | all | | the guards |
-//! | `acquire_group`, `acquire_groups` | | all | group table | gates, handles; the table may grow |
-//! | `retain_group`, `release_group`, `group_refs`, `group_blocks` | | | group table | `group_blocks` its answer |
-//! | `free_blocks`, `free_groups`, `can_ever_fit`, `release` of a bare sequence | | | | |
-//! | `wait_for_groups`, `reserve_within` while it sleeps | | | bell | |
-//! | `check_invariants`, `stats` | | | group table | 5 bytes a block; a line a layer |
-//! | `PagedSequence`: `reserve`, nothing lacking | | | | |
-//! | `reserve`, blocks lacking | | of those layers | | gates; tables may grow |
-//! | `reserve`, the block that is being filled is shared | then write, one layer after the other | | | as above |
-//! | `push`, `append` in layer `l` | write `l` | `l` | | |
-//! | `append_to` | the caller's | | | |
-//! | `commit`, `abandon`, `truncate`, `release`, drop | | | bell, if somebody waits | |
-//! | `fork` | | | | a table a layer |
-//! | `adopt_groups` | | | group table | a table a layer |
+//! each call takes stands in the [`manual`](crate::manual), for those who call it.
 //!
 //! Why gates. Taking a block must be something that one party does at a time; `write_all`
 //! promises that nobody takes blocks in between; and admitting a request (`acquire_group`) must
