@@ -197,6 +197,7 @@ impl<E: Element> Layout<E> {
     /// Copies the rows of a position, of all heads, to another position of the same block or another
     /// of `words`: the numbers as they are stored, and their scales. A place is the block's number
     /// and the position in it.
+    #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
     pub(crate) fn copy_position(
         &self,
         words: &mut [u64],

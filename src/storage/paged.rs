@@ -380,6 +380,7 @@ impl<E: Element> PagedKvStore<E> {
     }
 
     /// Copies the rows of a position of one block to a position of one.
+    #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
     pub(crate) fn copy_position(&mut self, from: (BlockId, usize), to: (BlockId, usize)) {
         let [from, to] = [from, to].map(|(block, position)| (block.index(), position));
         self.layout.copy_position(self.memory.words_mut(), from, to);
