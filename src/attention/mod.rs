@@ -244,7 +244,7 @@ fn attend<E: Element>(
         return Err(AttentionError::QueryRows { need, have: n_q });
     }
     check_positions(&options, n_q, view.len())?;
-    let tree = options.tree_of(0, 1, n_q)?;
+    options.check_trees([n_q].into_iter())?;
     let need = n_q.saturating_mul(shape.out_row_len());
     if output.out.len() != need {
         return Err(AttentionError::OutLength { need, have: output.out.len() });
@@ -258,7 +258,7 @@ fn attend<E: Element>(
     if scratch.len() < need {
         return Err(AttentionError::ScratchLength { need, have: scratch.len() });
     }
-    let members = Members::One(Member { view, first: 0, n_q, tree });
+    let members = Members::One(Member { view, first: 0, n_q, index: 0 });
     let task = Task { shape, options, q, members };
     every_item(&task, n_q, output, scratch);
     Ok(())

@@ -214,30 +214,28 @@ pub(crate) struct Resolved<'a> {
     pub(crate) level: Level,
 }
 
-impl<'a> Resolved<'a> {
+impl Resolved<'_> {
     /// Whether an option speaks of the query's own position, so that there must be one.
     pub(crate) fn needs_position(&self) -> bool {
         self.causal || self.window != usize::MAX || self.slopes.is_some()
     }
 
-    /// The mask of one sequence of a call that has `sequences`, for its `n_q` query rows.
-    pub(crate) fn tree_of(
+    /// Whether there is a mask for each sequence, of at most as many rows as it has query rows.
+    pub(crate) fn check_trees(
         &self,
-        sequence: usize,
-        sequences: usize,
-        n_q: usize,
-    ) -> Result<TreeMask<'a>, AttentionError> {
-        let Some(trees) = self.trees else { return Ok(TreeMask::NONE) };
-        if trees.len() != sequences {
-            return Err(AttentionError::Trees { need: sequences, have: trees.len() });
+        rows: impl ExactSizeIterator<Item = usize>,
+    ) -> Result<(), AttentionError> {
+        let Some(trees) = self.trees else { return Ok(()) };
+        if trees.len() != rows.len() {
+            return Err(AttentionError::Trees { need: rows.len(), have: trees.len() });
         }
-        match trees.get(sequence) {
-            Some(tree) if tree.rows() <= n_q => Ok(*tree),
-            tree => {
-                let have = tree.map_or(0, TreeMask::rows);
-                Err(AttentionError::TreeRows { sequence, most: n_q, have })
+        for (sequence, (tree, most)) in trees.iter().zip(rows).enumerate() {
+            let have = tree.rows();
+            if have > most {
+                return Err(AttentionError::TreeRows { sequence, most, have });
             }
         }
+        Ok(())
     }
 }
 

@@ -179,7 +179,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             any = Extent { from: any.from.min(first.from), to: any.to.max(last.to) };
             let to = all.to.min(first.to);
             // What the rows of a tree see of it is asked of each.
-            let to = if member.tree.rows() > 0 { to.min(member.before_tree()) } else { to };
+            let to = self.task.tree(&member).map_or(to, |(_, before)| to.min(before));
             all = Extent { from: all.from.max(last.from), to };
         }
         let Item { positions, .. } = self.item;
@@ -352,8 +352,11 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             Some(_) => None,
             None => Some(cut::part(&extents, 0, batch.rows)),
         };
-        let masks = cut::part(&masks, 0, batch.rows);
-        let masks = masks.iter().any(|mask| *mask != u64::MAX).then_some(masks);
+        let masks = match self.task.options.trees {
+            Some(_) => Some(cut::part(&masks, 0, batch.rows)),
+            None => None,
+        };
+        let masks = masks.filter(|masks| masks.iter().any(|mask| *mask != u64::MAX));
         let mut rules = [Rule::NONE; MOST_ROWS];
         let options = &self.task.options;
         let rules = if options.cap.is_some() || options.slopes.is_some() {
@@ -449,7 +452,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                 let seen = self.seen(&member, query);
                 let to = seen.to.min(self.item.positions.end);
                 extent = Extent { to, ..seen }.in_tile(tile.start);
-                mask = member.tree_bits(query, tile.start);
+                mask = self.task.tree_bits(&member, query, tile.start);
             }
             *cut::one_mut(extents, line) = extent;
             *cut::one_mut(masks, line) = mask;

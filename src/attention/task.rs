@@ -38,8 +38,8 @@ pub(crate) struct Member<'a, E: Element> {
     /// Its first query row in `q`, and how many it has.
     pub(crate) first: usize,
     pub(crate) n_q: usize,
-    /// What its last query rows see of each other.
-    pub(crate) tree: TreeMask<'a>,
+    /// Its place among those that the caller handed in.
+    pub(crate) index: usize,
 }
 
 impl<E: Element> Member<'_, E> {
@@ -47,24 +47,6 @@ impl<E: Element> Member<'_, E> {
     #[inline(always)]
     pub(crate) fn base(&self) -> isize {
         self.view.len().cast_signed() - self.n_q.cast_signed()
-    }
-
-    /// Positions that are no tree.
-    #[inline(always)]
-    pub(crate) fn before_tree(&self) -> usize {
-        self.view.len().saturating_sub(self.tree.rows())
-    }
-
-    /// What a query row sees of a tile, if its end is a tree.
-    #[inline(always)]
-    pub(super) fn tree_bits(&self, query: usize, start: usize) -> u64 {
-        let before_tree = self.before_tree();
-        match (query + self.tree.rows()).checked_sub(self.n_q) {
-            Some(row) if self.tree.rows() > 0 && start + TILE > before_tree => {
-                self.tree.bits(row, before_tree.cast_signed() - start.cast_signed())
-            }
-            _ => u64::MAX,
-        }
     }
 }
 
@@ -111,10 +93,28 @@ impl<'a, E: Element> Task<'a, E> {
                 let Place { index, first, n_q } = *cut::one(places, index);
                 let cache = cut::one(caches, index);
                 let view = store.view(cache.block_table(), cache.seq_len());
-                let trees = self.options.trees;
-                let tree = trees.map_or(TreeMask::NONE, |trees| *cut::one(trees, index));
-                Member { view, first, n_q, tree }
+                Member { view, first, n_q, index }
             }
+        }
+    }
+
+    /// The tree at a sequence's end, if there is one, and the positions before it.
+    #[inline(always)]
+    pub(super) fn tree(&self, member: &Member<'a, E>) -> Option<(TreeMask<'a>, usize)> {
+        let tree = *cut::one(self.options.trees?, member.index);
+        let before = member.view.len().saturating_sub(tree.rows());
+        (tree.rows() > 0).then_some((tree, before))
+    }
+
+    /// What a query row sees of a tile as far as trees are concerned, a bit for each position.
+    #[inline(always)]
+    pub(super) fn tree_bits(&self, member: &Member<'a, E>, query: usize, start: usize) -> u64 {
+        let Some((tree, before)) = self.tree(member) else { return u64::MAX };
+        match (query + tree.rows()).checked_sub(member.n_q) {
+            Some(row) if start + TILE > before => {
+                tree.bits(row, before.cast_signed() - start.cast_signed())
+            }
+            _ => u64::MAX,
         }
     }
 }

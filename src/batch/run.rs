@@ -186,9 +186,7 @@ impl BatchPlan {
         let options = options.resolve(&self.shape)?;
         self.check_sequences(layer, options.needs_position())?;
         self.check_shared(layer.sequences)?;
-        for (sequence, planned) in self.sequences.iter().enumerate() {
-            options.tree_of(sequence, self.sequences.len(), planned.rows)?;
-        }
+        options.check_trees(self.sequences.iter().map(|planned| planned.rows))?;
         let have = self.total_rows();
         if let Some(need) = options.query_rows
             && need != have

@@ -99,10 +99,8 @@ impl PagedKvCache {
         }
         let shape = store.shape();
         let end = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
-        let (first, last) = (self.len / shape.block_size(), shape.blocks_for(end));
-        let ours = |index| index < self.table.len() && self.may_write(store.blocks(), index);
-        if let Some(index) = (first..last).find(|&index| !ours(index)) {
-            let have = (index * shape.block_size()).saturating_sub(self.len);
+        let have = self.writable(store.blocks(), shape, self.len, n);
+        if have < n {
             return Err(PagedKvError::NotReserved { need: n, have });
         }
         rows::by_block(shape, self.len, n, k, v, |index, row, k, v| {
@@ -114,12 +112,12 @@ impl PagedKvCache {
         Ok(())
     }
 
-    /// How many positions behind the first `from` may be written, of `n`, which the table has room
-    /// for.
+    /// How many positions behind the first `from` may be written, of `n`.
     pub(crate) fn writable(&self, blocks: &Blocks, shape: KvShape, from: usize, n: usize) -> usize {
         let size = shape.block_size();
         let mut indices = from / size..shape.blocks_for(from + n);
-        match indices.find(|&index| !self.may_write(blocks, index)) {
+        let ours = |index| index < self.table.len() && self.may_write(blocks, index);
+        match indices.find(|&index| !ours(index)) {
             Some(index) => (index * size).saturating_sub(from),
             None => n,
         }
