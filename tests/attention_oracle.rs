@@ -82,10 +82,9 @@ impl Found {
         for row in 0..truth.lse.len() {
             let reach = truth.reach[row];
             let about = || format!("{sizes:?} {place:?} options {mask:#b} row {row} S {reach:.2}");
-            let rounding = 1e-6 + reach / 4_194_304.0;
+            let bound = truth.out_bound(&case.rules, row);
             // The default scale and nothing that can lengthen a score.
             let plain = mask & (Rules::SCALE | Rules::CAP | Rules::ALIBI) == 0;
-            let bound = truth.most[row] * if plain { 2e-6 } else { rounding };
             let worst = if plain { &mut self.plain } else { &mut self.options };
             for column in 0..sizes.v_width {
                 let at = row * sizes.v_width + column;
@@ -99,9 +98,7 @@ impl Found {
             if want == f64::NEG_INFINITY {
                 assert_eq!(have, want, "{level}: {}", about());
             } else {
-                // The logarithm itself is rounded to f32 at the end.
-                let bound = rounding + want.abs() / 8_388_608.0;
-                self.lse.see((have - want).abs(), bound, about);
+                self.lse.see((have - want).abs(), truth.lse_bound(row), about);
             }
         }
     }

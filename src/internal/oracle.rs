@@ -202,6 +202,27 @@ pub struct Truth {
     pub most: Vec<f64>,
 }
 
+impl Truth {
+    /// How far from [`out`](Self::out) the numbers of a row may be, by what rounding in `f32` can
+    /// do: `2e-6 x max |v|` where nothing can lengthen a score of inputs of variance one, else
+    /// `max |v| x (1e-6 + 2^-22 x reach)`.
+    pub fn out_bound(&self, rules: &Rules, row: usize) -> f64 {
+        let plain =
+            rules.scale.is_none() && rules.soft_cap.is_none() && rules.alibi_slopes.is_none();
+        self.most[row] * if plain { 2e-6 } else { self.rounding(row) }
+    }
+
+    /// How far from [`lse`](Self::lse) that of a row may be: the logarithm is rounded to `f32` at
+    /// the end.
+    pub fn lse_bound(&self, row: usize) -> f64 {
+        self.rounding(row) + self.lse[row].abs() / 8_388_608.0
+    }
+
+    fn rounding(&self, row: usize) -> f64 {
+        1e-6 + self.reach[row] / 4_194_304.0
+    }
+}
+
 /// The answer to a case.
 pub fn attention(case: &Case) -> Truth {
     let sizes = case.sizes;
