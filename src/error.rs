@@ -227,6 +227,13 @@ pub enum PagedKvError {
         /// Positions it holds.
         len: usize,
     },
+    /// A position that is needed and was given back, because the sequence's window had passed it.
+    PositionFreed {
+        /// The first position needed.
+        position: usize,
+        /// The oldest position that was kept behind those that are gone.
+        oldest: usize,
+    },
     /// A KV head that the shape does not have.
     HeadOutOfRange {
         /// The head asked for.
@@ -288,6 +295,9 @@ impl fmt::Display for PagedKvError {
             }
             PagedKvError::PositionOutOfRange { position, len } => {
                 write!(f, "position {position} is out of range, the sequence holds {len}")
+            }
+            PagedKvError::PositionFreed { position, oldest } => {
+                write!(f, "position {position} was given back, the oldest one kept is {oldest}")
             }
             PagedKvError::HeadOutOfRange { head, n_kv_heads } => {
                 write!(f, "KV head {head} is out of range, there are {n_kv_heads}")
@@ -462,6 +472,14 @@ pub enum AttentionError {
         /// The store that was handed in.
         have: StoreId,
     },
+    /// A position that the call looks at was given back, because the sequence's window had passed
+    /// it. Set a window, and at most the one that the sequence keeps.
+    PositionFreed {
+        /// The first such position.
+        position: usize,
+        /// The oldest position that was kept behind those that are gone.
+        oldest: usize,
+    },
     /// The output has the wrong length.
     OutLength {
         /// Numbers needed.
@@ -549,6 +567,12 @@ impl fmt::Display for AttentionError {
             }
             AttentionError::WrongStore { need, have } => {
                 write!(f, "this sequence lives in store {need}, not in store {have}")
+            }
+            AttentionError::PositionFreed { position, oldest } => {
+                write!(
+                    f,
+                    "position {position} is looked at and was given back, the oldest one kept is {oldest}"
+                )
             }
             AttentionError::OutLength { need, have } => {
                 write!(f, "the output needs {need} numbers, got {have}")

@@ -138,6 +138,7 @@ pub mod cache {
     pub use crate::storage::pool::KvBlockPool;
     pub use crate::storage::report::{StoreMap, StoreStats};
     pub use crate::storage::sequence::PagedKvCache;
+    pub use crate::storage::sequence::window::KvWindow;
 }
 
 pub use element::{Element, Int4, Int8};

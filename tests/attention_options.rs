@@ -462,7 +462,9 @@ fn every_window_against_brute_force<E: Element>() {
     for (turn, (n_q, len, window)) in shapes.into_iter().enumerate().step_by(step) {
         let sizes = Sizes { n_q, len, ..all.sizes };
         let part = |rows: &[f32], n: usize| rows[..n * 2].to_vec();
-        let rules = Rules { window: Some(window), causal: turn % 4 != 0, ..Rules::PLAIN };
+        let keep_first = (turn % 3 == 0).then_some(turn / 3 % (len + 2));
+        let causal = turn % 4 != 0;
+        let rules = Rules { window: Some(window), keep_first, causal, ..Rules::PLAIN };
         let (q, k, v) = (part(&all.q, n_q), part(&all.k, len), part(&all.v, len));
         let case = Case { sizes, rules, q, k, v };
         let held = Held::<E>::full(&case, Place::Paged([16, 5, 64][turn % 3], 1));
@@ -474,7 +476,7 @@ fn every_window_against_brute_force<E: Element>() {
                 4e-6,
                 &format!("{level}: n_q {n_q}, len {len}, window {window}"),
             );
-            if window == 1 && case.rules.causal {
+            if window == 1 && case.rules.causal && keep_first.is_none() {
                 let v = stored::<E>(&case).v;
                 let want: Vec<u32> = v[(len - n_q) * 2..].iter().map(|x| x.to_bits()).collect();
                 assert_eq!(
@@ -559,6 +561,7 @@ fn every_option_is_reached_beside_every_other<E: Element>() {
                     soft_cap: has(Rules::CAP).then_some(0.8),
                     alibi_slopes: has(Rules::ALIBI).then(|| vec![0.03125, 0.0625]),
                     window: has(Rules::WINDOW).then_some(30),
+                    keep_first: has(Rules::FIRST).then_some(5),
                     sinks: has(Rules::SINKS).then(|| vec![0.5, -0.5]),
                     causal: !has(Rules::OPEN),
                     positions: has(Rules::PART).then_some(2..len - 1),
@@ -568,10 +571,12 @@ fn every_option_is_reached_beside_every_other<E: Element>() {
             };
             let all: Vec<Vec<u32>> = (0..=Rules::ALL).map(with).collect();
             for mask in 0..=Rules::ALL {
-                for bit in (0..7).map(|bit| 1 << bit).filter(|bit| mask & bit != 0) {
+                for bit in (0..8).map(|bit| 1 << bit).filter(|bit| mask & bit != 0) {
                     // The last row sees all keys in any case, and the window may hide what the
                     // range of positions would: two that meet in another row.
-                    let invisible = n_q == 1 && bit == Rules::OPEN;
+                    // First positions are seen beside a window, and without one anyway.
+                    let invisible = n_q == 1 && bit == Rules::OPEN
+                        || bit == Rules::FIRST && mask & Rules::WINDOW == 0;
                     let same = all[usize::from(mask)] == all[usize::from(mask & !bit)];
                     assert_eq!(same, invisible, "{level}: {bit:#b} of {mask:#b} at {len}");
                 }

@@ -34,8 +34,16 @@ const BLOCK_SIZES: [usize; 41] = {
     sizes
 };
 
-const ONE_OPTION: [u8; 7] =
-    [Rules::SCALE, Rules::CAP, Rules::ALIBI, Rules::WINDOW, Rules::SINKS, Rules::OPEN, Rules::PART];
+const ONE_OPTION: [u8; 8] = [
+    Rules::SCALE,
+    Rules::CAP,
+    Rules::ALIBI,
+    Rules::WINDOW,
+    Rules::SINKS,
+    Rules::OPEN,
+    Rules::PART,
+    Rules::FIRST,
+];
 
 fn widths() -> impl Iterator<Item = usize> {
     (1..=160).chain([192, 256, 512, 576])
@@ -165,8 +173,8 @@ fn every_width_with_groups_blocks_and_options<E: Element>() {
             let turn = pass * 164 + index;
             let mask = match pass {
                 0 => 0,
-                1 => ONE_OPTION[turn % 7],
-                _ => numbers.below(128) as u8,
+                1 => ONE_OPTION[turn % 8],
+                _ => numbers.below(256) as u8,
             };
             let v_width = match turn % 2 {
                 0 => k_width,
@@ -195,7 +203,7 @@ fn every_group_with_every_block_size<E: Element>() {
             let (n_q, len) = rows_and_positions(turn, 2 * group, &mut numbers);
             let (k_width, v_width) = (numbers.between(1, 40), numbers.between(1, 40));
             let sizes = Sizes { n_kv_heads: 1 + turn % 3, group, k_width, v_width, n_q, len };
-            let mask = if turn.is_multiple_of(2) { 0 } else { numbers.below(128) as u8 };
+            let mask = if turn.is_multiple_of(2) { 0 } else { numbers.below(256) as u8 };
             if !is_f32::<E>() && turn % 3 != 0 {
                 continue;
             }
@@ -214,7 +222,7 @@ fn long_contexts<E: Element>() {
         let len = [511, 512, 513, 575, 1023, 1024, 1025, 1200][turn % 8];
         let (n_q, group) = (1 + turn % 5, 1 + turn % 3);
         let sizes = Sizes { n_kv_heads: 1, group, k_width, v_width, n_q, len };
-        let mask = if turn < 16 { 0 } else { numbers.below(128) as u8 };
+        let mask = if turn < 16 { 0 } else { numbers.below(256) as u8 };
         if !is_f32::<E>() && turn % 3 != 0 {
             continue;
         }

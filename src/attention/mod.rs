@@ -244,6 +244,9 @@ fn attend<E: Element>(
         return Err(AttentionError::QueryRows { need, have: n_q });
     }
     check_positions(&options, n_q, view.len())?;
+    if let Some(position) = options.freed_position(view.freed(), n_q, view.len()) {
+        return Err(AttentionError::PositionFreed { position, oldest: view.freed().end });
+    }
     options.check_trees([n_q].into_iter())?;
     let need = n_q.saturating_mul(shape.out_row_len());
     if output.out.len() != need {

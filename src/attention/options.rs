@@ -5,6 +5,7 @@ use core::ops::Range;
 
 use super::tree::TreeMask;
 use crate::error::AttentionError;
+use crate::kernel::TILE;
 use crate::shape::GqaShape;
 use crate::simd::Level;
 
@@ -18,6 +19,7 @@ use crate::simd::Level;
 /// s = s - slope x |i - j|                  alibi_slopes, one a query head
 /// only j <= i                              causal, on by default
 /// only j > i - window                      window: the query itself counts
+/// or j < first                             keep_first, beside a window
 /// only j in positions                      positions
 /// only ancestors of i among the drafts     trees
 /// out(i) = sum_j e^s v(j) / (sum_j e^s + e^sink)      sinks, one a query head
@@ -42,6 +44,7 @@ pub struct AttentionOptions<'a> {
     soft_cap: Option<f32>,
     alibi_slopes: Option<&'a [f32]>,
     window: Option<usize>,
+    keep_first: usize,
     sinks: Option<&'a [f32]>,
     causal: bool,
     positions: Option<(usize, usize)>,
@@ -64,6 +67,7 @@ impl<'a> AttentionOptions<'a> {
             soft_cap: None,
             alibi_slopes: None,
             window: None,
+            keep_first: 0,
             sinks: None,
             causal: true,
             positions: None,
@@ -98,6 +102,13 @@ impl<'a> AttentionOptions<'a> {
     /// least 1.
     pub const fn window(mut self, window: usize) -> Self {
         self.window = Some(window);
+        self
+    }
+
+    /// With a window, the first `n` positions are seen as well (StreamingLLM, Xiao et al. 2023; their
+    /// "attention sinks", which are positions and not the logits of [`sinks`](Self::sinks)).
+    pub const fn keep_first(mut self, n: usize) -> Self {
+        self.keep_first = n;
         self
     }
 
@@ -187,6 +198,7 @@ impl<'a> AttentionOptions<'a> {
             cap: self.soft_cap.map(in_log2),
             slopes: self.alibi_slopes,
             window: self.window.unwrap_or(usize::MAX),
+            keep_first: if self.window.is_some() { self.keep_first } else { 0 },
             sinks: self.sinks,
             causal: self.causal,
             positions: self.positions.unwrap_or((0, usize::MAX)),
@@ -206,6 +218,8 @@ pub(crate) struct Resolved<'a> {
     pub(crate) cap: Option<f32>,
     pub(crate) slopes: Option<&'a [f32]>,
     pub(crate) window: usize,
+    /// Positions seen beside the window; 0 without one.
+    pub(crate) keep_first: usize,
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) causal: bool,
     pub(crate) positions: (usize, usize),
@@ -218,6 +232,28 @@ impl Resolved<'_> {
     /// Whether an option speaks of the query's own position, so that there must be one.
     pub(crate) fn needs_position(&self) -> bool {
         self.causal || self.window != usize::MAX || self.slopes.is_some()
+    }
+
+    /// The first position that the last `n_q` of `len` query rows look at and that is among those
+    /// that were `freed`. Whole tiles are read.
+    pub(crate) fn freed_position(
+        &self,
+        freed: Range<usize>,
+        n_q: usize,
+        len: usize,
+    ) -> Option<usize> {
+        let (first, last) = self.positions;
+        let reads = |seen: Range<usize>| {
+            let seen = seen.start.max(first)..seen.end.min(last).min(len);
+            let tiles = seen.start / TILE * TILE..seen.end.next_multiple_of(TILE);
+            let touched = tiles.start.max(freed.start)..tiles.end.min(freed.end);
+            (!seen.is_empty() && !touched.is_empty()).then_some(touched.start.max(seen.start))
+        };
+        if freed.is_empty() || n_q == 0 {
+            return None;
+        }
+        let window = (len + 1).saturating_sub(n_q).saturating_sub(self.window);
+        reads(0..self.keep_first).or_else(|| reads(window..len))
     }
 
     /// Whether there is a mask for each sequence, of at most as many rows as it has query rows.

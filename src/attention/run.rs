@@ -129,20 +129,25 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
     fn walk(&mut self, room: &mut [Piece<'a>]) {
         let (any, all) = self.seen_by_rows();
         let (first, count) = (self.item.sequences.start, self.item.sequences.len());
-        let opening = any.from / TILE * TILE;
+        let kept = self.kept();
+        let window = any.from / TILE * TILE;
+        let opening = if kept.is_empty() { window } else { kept.from / TILE * TILE };
         let (mut start, mut sequence) = (opening, first);
         let (mut here, mut there) = cut::split(room, room.len() / 2);
+        let any = Extent { from: opening, ..any };
         let mut found = find_pieces(&self.task.member(first).view, start, any.to, there);
         while start < any.to {
             core::mem::swap(&mut here, &mut there);
             let pieces = cut::part(here, 0, found);
             let joint = count == 1 || start + TILE <= self.item.joint;
+            let behind = start >= kept.to;
             let whole = joint && start >= all.from && start + TILE <= all.to;
             let extent = if whole {
                 Some(Extent { from: 0, to: TILE })
             } else if self.item.rows.len() == 1
                 && (count == 1 || !joint)
                 && self.task.options.trees.is_none()
+                && behind
             {
                 let seen = self.seen(&self.task.member(sequence), self.item.rows.start);
                 let to = seen.to.min(self.item.positions.end);
@@ -153,15 +158,20 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             // What the sequences do not share is done for one after the other.
             let rows = if joint { self.rows_per_head } else { self.rows_per_head / count };
             let last = joint || sequence + 1 == first + count;
-            let next_start = if last { start + TILE } else { start };
+            let mut next_start = if last { start + TILE } else { start };
+            if next_start >= kept.to {
+                // What only the window's past would have seen.
+                next_start = next_start.max(window);
+            }
             let next_sequence = if last { first } else { sequence + 1 };
             found = find_pieces(&self.task.member(next_sequence).view, next_start, any.to, there);
             let (next, first_row) = (cut::part(there, 0, found), (sequence - first) * rows);
             let opens = start == opening;
             self.tile(Tile { start, opens, pieces, next, first_row, rows, extent });
+            let split = start / SPLIT;
             (start, sequence) = (next_start, next_sequence);
             let merges = last && !self.regions.total_heads.is_empty();
-            if merges && (start.is_multiple_of(SPLIT) || start >= any.to) {
+            if merges && (start / SPLIT != split || start >= any.to) {
                 self.close_split();
                 self.regions.open_split();
             }
@@ -190,7 +200,17 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         (clip(any), clip(all))
     }
 
-    /// The positions that a query row sees, before the item's tiles are laid over them.
+    /// The positions of the item that are seen whatever the window is, as far as they are before it.
+    #[inline(always)]
+    fn kept(&self) -> Extent {
+        let (first, last) = self.task.options.positions;
+        let Item { positions, .. } = self.item;
+        let to = self.task.options.keep_first.min(last).min(positions.end);
+        let kept = Extent { from: first.max(positions.start), to };
+        if kept.is_empty() { Extent::EMPTY } else { kept }
+    }
+
+    /// The positions that a query row sees in its window, before the item's tiles are laid over them.
     #[inline(always)]
     fn seen(&self, member: &Member<'a, E>, query: usize) -> Extent {
         let options = &self.task.options;
@@ -453,6 +473,12 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                 let to = seen.to.min(self.item.positions.end);
                 extent = Extent { to, ..seen }.in_tile(tile.start);
                 mask = self.task.tree_bits(&member, query, tile.start);
+                let kept = self.kept();
+                if tile.start < kept.to {
+                    let kept = Extent { to: to.min(kept.to), ..kept }.in_tile(tile.start);
+                    mask &= extent.mask() | kept.mask();
+                    extent = extent.and(kept);
+                }
             }
             *cut::one_mut(extents, line) = extent;
             *cut::one_mut(masks, line) = mask;

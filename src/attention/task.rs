@@ -92,7 +92,7 @@ impl<'a, E: Element> Task<'a, E> {
             Members::Batch { store, caches, places } => {
                 let Place { index, first, n_q } = *cut::one(places, index);
                 let cache = cut::one(caches, index);
-                let view = store.view(cache.block_table(), cache.seq_len());
+                let view = cache.view_of(store);
                 Member { view, first, n_q, index }
             }
         }

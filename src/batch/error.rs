@@ -72,6 +72,16 @@ pub enum BatchError {
         /// The store that was handed in.
         have: StoreId,
     },
+    /// A position that the call looks at was given back, because the sequence's window had passed
+    /// it. Set a window, and at most the one that the sequence keeps.
+    PositionFreed {
+        /// The sequence.
+        sequence: usize,
+        /// The first such position.
+        position: usize,
+        /// The oldest position that was kept behind those that are gone.
+        oldest: usize,
+    },
     /// A query row stands for one of the sequence's last positions, and there are too few.
     TooManyQueryRows {
         /// The sequence.
@@ -87,7 +97,7 @@ pub enum BatchError {
         sequence: usize,
         /// The one that it should share blocks with.
         with: usize,
-        /// The first entry of the two block tables that differs.
+        /// The first block that is not the same in both, or that a window has passed.
         block: usize,
     },
     /// The query has the wrong length.
@@ -134,6 +144,11 @@ impl fmt::Display for BatchError {
             BatchError::WrongStore { sequence, need, have } => {
                 write!(f, "sequence {sequence} lives in store {need}, not in store {have}")
             }
+            BatchError::PositionFreed { sequence, position, oldest } => write!(
+                f,
+                "position {position} of sequence {sequence} is looked at and was given back, the \
+                 oldest one kept is {oldest}"
+            ),
             BatchError::TooManyQueryRows { sequence, rows, len } => write!(
                 f,
                 "sequence {sequence} has {rows} query rows, and only {len} positions are cached"

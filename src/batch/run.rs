@@ -184,7 +184,7 @@ impl BatchPlan {
             return Err(BatchError::Shape { need, have });
         }
         let options = options.resolve(&self.shape)?;
-        self.check_sequences(layer, options.needs_position())?;
+        self.check_sequences(layer, &options)?;
         self.check_shared(layer.sequences)?;
         options.check_trees(self.sequences.iter().map(|planned| planned.rows))?;
         let have = self.total_rows();
@@ -217,23 +217,30 @@ impl BatchPlan {
     fn check_sequences<E: Element>(
         &self,
         layer: &BatchLayer<'_, E>,
-        needs_position: bool,
+        options: &Resolved<'_>,
     ) -> Result<(), BatchError> {
         let (need, have) = (self.sequences.len(), layer.sequences.len());
         if need != have {
             return Err(BatchError::Sequences { need, have });
         }
         for (sequence, (planned, cache)) in self.sequences.iter().zip(layer.sequences).enumerate() {
-            if let Err(WrongStore { need, have }) = cache.view(layer.store) {
-                return Err(BatchError::WrongStore { sequence, need, have });
-            }
+            let view = match cache.view(layer.store) {
+                Ok(view) => view,
+                Err(WrongStore { need, have }) => {
+                    return Err(BatchError::WrongStore { sequence, need, have });
+                }
+            };
             let (need, have) = (planned.len, cache.seq_len());
             if need != have {
                 return Err(BatchError::Length { sequence, need, have });
             }
             let (rows, len) = (planned.rows, planned.len);
-            if needs_position && rows > len {
+            if options.needs_position() && rows > len {
                 return Err(BatchError::TooManyQueryRows { sequence, rows, len });
+            }
+            if let Some(position) = options.freed_position(view.freed(), rows, len) {
+                let oldest = view.freed().end;
+                return Err(BatchError::PositionFreed { sequence, position, oldest });
             }
         }
         Ok(())
@@ -245,12 +252,11 @@ impl BatchPlan {
             let blocks = self.shape.kv().blocks_for(joint.positions);
             let index = |place: usize| cut::one(&self.places, place).index;
             let with = index(joint.places.start);
-            let first = cut::part(cut::one(caches, with).block_table(), 0, blocks);
+            let first = *cut::one(caches, with);
             for place in joint.places.clone().skip(1) {
                 let sequence = index(place);
-                let table = cut::one(caches, sequence).block_table();
-                let mut pairs = first.iter().zip(table);
-                if let Some(block) = pairs.position(|(one, other)| one != other) {
+                let block = first.blocks_in_common(*cut::one(caches, sequence));
+                if block < blocks {
                     return Err(BatchError::NotShared { sequence, with, block });
                 }
             }

@@ -79,8 +79,7 @@ fn in_common(block_size: usize, a: &PagedKvCache, b: &PagedKvCache) -> usize {
     if a.store_id() != b.store_id() {
         return 0;
     }
-    let pairs = a.block_table().iter().zip(b.block_table());
-    let blocks = pairs.take_while(|(a, b)| a == b).count();
+    let blocks = a.blocks_in_common(b);
     blocks.saturating_mul(block_size).min(a.seq_len()).min(b.seq_len())
 }
 

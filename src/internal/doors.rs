@@ -269,6 +269,9 @@ pub fn options(rules: &Rules) -> AttentionOptions<'_> {
     if let Some(window) = rules.window {
         options = options.window(window);
     }
+    if let Some(first) = rules.keep_first {
+        options = options.keep_first(first);
+    }
     if let Some(sinks) = &rules.sinks {
         options = options.sinks(sinks);
     }

@@ -45,6 +45,8 @@ pub struct Rules {
     pub alibi_slopes: Option<Vec<f32>>,
     /// Positions seen up to the query, its own included.
     pub window: Option<usize>,
+    /// Positions at the beginning that are seen beside a window.
+    pub keep_first: Option<usize>,
     /// One learned logit a query head.
     pub sinks: Option<Vec<f32>>,
     /// Whether later keys are hidden.
@@ -62,6 +64,7 @@ impl Rules {
         soft_cap: None,
         alibi_slopes: None,
         window: None,
+        keep_first: None,
         sinks: None,
         causal: true,
         positions: None,
@@ -81,8 +84,10 @@ impl Rules {
     pub const OPEN: u8 = 32;
     /// [`Rules::some`]: a range of positions.
     pub const PART: u8 = 64;
+    /// [`Rules::some`]: first positions, with a window.
+    pub const FIRST: u8 = 128;
     /// [`Rules::some`]: all of them.
-    pub const ALL: u8 = 127;
+    pub const ALL: u8 = 255;
 
     /// The options whose bits are set, with random values that are exact in `f32`.
     pub fn some(mask: u8, sizes: &Sizes, numbers: &mut Numbers) -> Rules {
@@ -95,11 +100,14 @@ impl Rules {
         let sinks = (0..sizes.n_heads()).map(|_| 2.0 * numbers.normal()).collect();
         let first = numbers.between(0, sizes.len);
         let last = numbers.between(first, sizes.len + 2);
+        // Of a stream of its own, which leaves what is drawn after the rules as it was.
+        let kept = numbers.clone().between(1, sizes.len / 2 + 1);
         Rules {
             scale: has(Self::SCALE).then_some(scale),
             soft_cap: has(Self::CAP).then_some(cap),
             alibi_slopes: has(Self::ALIBI).then_some(slopes),
-            window: has(Self::WINDOW).then_some(window),
+            window: has(Self::WINDOW | Self::FIRST).then_some(window),
+            keep_first: has(Self::FIRST).then_some(kept),
             sinks: has(Self::SINKS).then_some(sinks),
             causal: !has(Self::OPEN),
             positions: has(Self::PART).then_some(first..last),
@@ -161,7 +169,9 @@ impl Case {
     pub fn sees(&self, query: usize, key: usize) -> bool {
         let (rules, position, key_at) = (&self.rules, self.position(query), key as i64);
         let in_window = match rules.window {
-            Some(window) => key_at + window as i64 > position,
+            Some(window) => {
+                key_at + window as i64 > position || rules.keep_first.is_some_and(|n| key < n)
+            }
             None => true,
         };
         let in_part = rules.positions.as_ref().is_none_or(|part| part.contains(&key));

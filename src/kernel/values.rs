@@ -34,6 +34,15 @@ impl Extent {
         if extent.is_empty() { Extent::EMPTY } else { extent }
     }
 
+    /// The least extent that holds both.
+    pub(crate) fn and(self, other: Extent) -> Extent {
+        match (self.is_empty(), other.is_empty()) {
+            (true, _) => other,
+            (_, true) => self,
+            _ => Extent { from: self.from.min(other.from), to: self.to.max(other.to) },
+        }
+    }
+
     /// The positions of a piece that are in here.
     #[inline(always)]
     fn within(self, piece: &Piece<'_>) -> Extent {

@@ -85,7 +85,7 @@ impl<E: Element> SharedPagedKv<E> {
         let lacking = lacking.map(|(layer, _)| layer);
         let check = |places: &[Place]| {
             let mut layers = self.seats().zip(places);
-            layers.try_for_each(|(seat, place)| seat.blocks.check(place.lack.blocks()))
+            layers.try_for_each(|(seat, place)| seat.blocks.check(place.lack.free()))
         };
         // Before the gates as well: see `acquire_group`.
         check(places)?;
@@ -145,7 +145,7 @@ impl<E: Element> SharedPagedKv<E> {
         for (layer, (seat, place)) in self.seats().zip(places.iter_mut()).enumerate() {
             let of_layer = groups.iter().filter_map(|&group| table.blocks(group).ok());
             let blocks = of_layer.filter_map(|blocks| blocks.get(layer).copied());
-            result = place.cache.begin_with(&seat.blocks, blocks, filled, len);
+            result = place.cache.begin_with(&seat.blocks, seat.shape, blocks, filled, len);
             if result.is_err() {
                 break;
             }

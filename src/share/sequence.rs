@@ -166,7 +166,7 @@ where
         let mut lacking = false;
         for (seat, place) in self.shared.seats().zip(&mut self.places) {
             place.cache.check_store(seat.store)?;
-            place.lack = place.cache.lack(&seat.blocks, seat.shape, end);
+            place.lack = place.cache.lack(&seat.blocks, seat.shape, self.len, end);
             lacking |= place.lack.blocks() > 0;
         }
         if !lacking {

@@ -308,7 +308,7 @@ impl<E: Element> SharedPagedKv<E> {
     #[track_caller]
     pub fn release(&self, layer: usize, cache: &mut PagedKvCache) -> Result<(), PagedKvError> {
         let seat = &self.layer(layer).seat;
-        cache.release_to(seat.store, &seat.blocks)?;
+        cache.release_to(seat.store, &seat.blocks, seat.shape)?;
         self.bell.ring();
         Ok(())
     }

@@ -8,6 +8,7 @@ use super::blocks::{Blocks, Released};
 use super::memory::{Memory, RefusedMemory, StoreMemory, bytes_for};
 use super::report::{Recount, StoreMap, StoreStats};
 use super::rows;
+use super::sequence::window::Hole;
 use super::view::KvView;
 use crate::element::Element;
 use crate::element::tile::Layout;
@@ -340,9 +341,14 @@ impl<E: Element> PagedKvStore<E> {
         &self.blocks
     }
 
-    /// The first `len` positions of the blocks in `table`, for attention.
-    pub(crate) fn view<'a>(&'a self, table: &'a [BlockId], len: usize) -> KvView<'a, E> {
-        KvView::table(&self.layout, self.memory.with_slack(), table, len)
+    /// The first `len` positions of the blocks in `table` and its hole, for attention.
+    pub(crate) fn view<'a>(
+        &'a self,
+        table: &'a [BlockId],
+        hole: Hole,
+        len: usize,
+    ) -> KvView<'a, E> {
+        KvView::table(&self.layout, self.memory.with_slack(), table, hole, len)
     }
 
     /// Whether `need` blocks can be taken.

@@ -2,6 +2,7 @@
 
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
 pub(crate) mod step;
+pub(crate) mod window;
 
 use alloc::vec::Vec;
 
@@ -12,6 +13,8 @@ use super::view::KvView;
 use crate::element::Element;
 use crate::error::{PagedKvError, Side, WrongStore};
 use crate::id::{BlockId, StoreId};
+use crate::shape::KvShape;
+use window::{Hole, KvWindow};
 
 /// One sequence's view into a shared [`PagedKvStore`]: which blocks its positions live in, in
 /// order, and how many positions have been written.
@@ -66,12 +69,23 @@ pub struct PagedKvCache {
     len: usize,
     /// The first blocks of the table, which others filled: by adoption or before a fork.
     filled: usize,
+    /// What it keeps, where that is not everything.
+    window: Option<KvWindow>,
+    /// The blocks that are gone because the window has passed them.
+    hole: Hole,
 }
 
 impl PagedKvCache {
     /// An empty sequence, bound to no store. Allocates nothing.
     pub const fn new() -> Self {
-        PagedKvCache { store: None, table: Vec::new(), len: 0, filled: 0 }
+        PagedKvCache {
+            store: None,
+            table: Vec::new(),
+            len: 0,
+            filled: 0,
+            window: None,
+            hole: Hole::NONE,
+        }
     }
 
     /// Writes the next position: `k` is `[n_kv_heads][k_width]`, `v` is `[n_kv_heads][v_width]`.
@@ -228,16 +242,13 @@ impl PagedKvCache {
         if let Some(block) = self.named_twice(blocks) {
             return Err(PagedKvError::BlockTwice { block });
         }
-        hold_all(store.blocks(), blocks)?;
-        self.table.extend_from_slice(blocks);
-        self.len = len;
-        self.filled = need;
+        self.begin_with(store.blocks(), store.shape(), blocks.iter().copied(), need, len)?;
         if !blocks.is_empty() {
             self.store = Some(store.id());
         }
-        for (index, &block) in blocks.iter().enumerate().skip(need) {
+        for index in self.filled..self.table.len() {
             if self.may_write(store.blocks(), index) {
-                store.forget_rows(block, 0);
+                store.forget_rows(self.table[index], 0);
             }
         }
         Ok(())
@@ -252,7 +263,8 @@ impl PagedKvCache {
     ///
     /// [`PagedKvError::PositionOutOfRange`] where the sequence is shorter than `len`: a rollback
     /// by the wrong count is a mistake and shall not pass for a short one.
-    /// [`PagedKvError::WrongStore`]. Nothing has changed then.
+    /// [`PagedKvError::PositionFreed`] where the window of the next position begins before the
+    /// oldest one that was kept. [`PagedKvError::WrongStore`]. Nothing has changed then.
     pub fn truncate<E: Element>(
         &mut self,
         store: &mut PagedKvStore<E>,
@@ -262,11 +274,8 @@ impl PagedKvCache {
         if len > self.len {
             return Err(PagedKvError::PositionOutOfRange { position: len, len: self.len });
         }
-        self.len = len;
-        for block in self.table.drain(store.shape().blocks_for(len)..) {
-            store.give_back(block);
-        }
-        self.filled = self.filled.min(self.table.len());
+        self.check_cut(store.shape(), len)?;
+        self.shorten(store.shape(), len, |block| store.give_back(block));
         let row = len % store.block_size();
         if let Some(tail) = self.table.len().checked_sub(1)
             && row != 0
@@ -292,10 +301,11 @@ impl PagedKvCache {
     /// One allocation for the table; one atomic step for each block.
     pub fn fork<E: Element>(&self, store: &mut PagedKvStore<E>) -> Result<Self, PagedKvError> {
         self.check_store(store.id())?;
-        let blocks = &self.table[..store.shape().blocks_for(self.len)];
-        hold_all(store.blocks(), blocks)?;
-        let store = if blocks.is_empty() { None } else { self.store };
-        Ok(PagedKvCache { store, table: blocks.to_vec(), len: self.len, filled: blocks.len() })
+        let mut child = self.fork_at(store.blocks(), store.shape(), self.len)?;
+        if child.table.is_empty() {
+            child.store = None;
+        }
+        Ok(child)
     }
 
     /// Gives every block back; the sequence is empty afterwards and bound to no store.
@@ -311,11 +321,7 @@ impl PagedKvCache {
     /// One atomic step for each block. Keeps the table's memory for the next use.
     pub fn release<E: Element>(&mut self, store: &mut PagedKvStore<E>) -> Result<(), PagedKvError> {
         self.check_store(store.id())?;
-        for block in self.table.drain(..) {
-            store.give_back(block);
-        }
-        self.len = 0;
-        self.filled = 0;
+        self.shorten(store.shape(), 0, |block| store.give_back(block));
         self.store = None;
         Ok(())
     }
@@ -340,14 +346,10 @@ impl PagedKvCache {
         &mut self,
         store: StoreId,
         blocks: &Blocks,
+        shape: KvShape,
     ) -> Result<(), PagedKvError> {
         self.check_store(store)?;
-        for block in self.table.drain(..) {
-            let released = blocks.drop_table(block);
-            debug_assert!(released.is_ok(), "a table holds a count on each of its blocks");
-        }
-        self.len = 0;
-        self.filled = 0;
+        self.shorten(shape, 0, |block| give_back(blocks, block));
         self.store = None;
         Ok(())
     }
@@ -362,7 +364,8 @@ impl PagedKvCache {
         self.len == 0
     }
 
-    /// The blocks this sequence holds, in the order of its positions; reserved ones come last.
+    /// The blocks this sequence holds, in the order of its positions; reserved ones come last, and
+    /// [those that a window has passed](Self::freed_blocks) are missing.
     pub fn block_table(&self) -> &[BlockId] {
         &self.table
     }
@@ -380,8 +383,9 @@ impl PagedKvCache {
     /// # Errors
     ///
     /// [`PagedKvError::WrongStore`], [`PagedKvError::PositionOutOfRange`],
-    /// [`PagedKvError::HeadOutOfRange`], and [`PagedKvError::RowLength`] where `out` is not
-    /// `k_width` long. `out` is as it was then.
+    /// [`PagedKvError::HeadOutOfRange`], [`PagedKvError::PositionFreed`] for a position that the
+    /// window has passed, and [`PagedKvError::RowLength`] where `out` is not `k_width` long. `out`
+    /// is as it was then.
     pub fn copy_k_row<E: Element>(
         &self,
         store: &PagedKvStore<E>,
@@ -419,7 +423,13 @@ impl PagedKvCache {
         store: &'a PagedKvStore<E>,
     ) -> Result<KvView<'a, E>, WrongStore> {
         self.check_store(store.id())?;
-        Ok(store.view(&self.table, self.len))
+        Ok(self.view_of(store))
+    }
+
+    /// As [`view`](Self::view), of the store that this is known to be in.
+    #[inline(always)]
+    pub(crate) fn view_of<'a, E: Element>(&'a self, store: &'a PagedKvStore<E>) -> KvView<'a, E> {
+        store.view(&self.table, self.hole, self.len)
     }
 
     pub(crate) fn check_store(&self, have: StoreId) -> Result<(), WrongStore> {
@@ -437,7 +447,8 @@ impl PagedKvCache {
     ) -> Result<BlockId, PagedKvError> {
         self.check_store(store.id())?;
         rows::check_place(store.shape(), self.len, position, head)?;
-        Ok(self.table[position / store.block_size()])
+        self.check_kept(store.shape(), position)?;
+        Ok(self.table[self.hole.entry(position / store.block_size())])
     }
 
     /// Sorts a copy in the memory that becomes the table anyway.
@@ -459,7 +470,7 @@ impl PagedKvCache {
     ) -> Result<(), PagedKvError> {
         self.make_room(store, n)?;
         rows::by_block(store.shape(), self.len, n, k, v, |index, row, k, v| {
-            store.write(self.table[index], row, k, v);
+            store.write(self.table[self.hole.entry(index)], row, k, v);
         });
         self.len += n;
         Ok(())
@@ -482,9 +493,10 @@ impl PagedKvCache {
         }
         let shape = store.shape();
         let end = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
-        let had = self.table.len();
-        let first = self.len / shape.block_size();
-        let last = shape.blocks_for(end);
+        let mut had = self.table.len();
+        // As entries of the table: what is written is behind the hole.
+        let first = self.len / shape.block_size() - self.hole.blocks();
+        let last = shape.blocks_for(end) - self.hole.blocks();
         let more = last.saturating_sub(had);
         for index in first.min(had)..last.min(had) {
             if !self.may_write(store.blocks(), index) {
@@ -495,15 +507,19 @@ impl PagedKvCache {
         if copies + more == 0 {
             return Ok(());
         }
-        if let Err(exhausted) = store.check_free(copies + more) {
+        let passed = self.passed(shape, self.len);
+        let gains = self.gains(store.blocks(), passed);
+        if let Err(exhausted) = store.check_free((copies + more).saturating_sub(gains)) {
             self.table.truncate(had);
             return Err(exhausted.into());
         }
+        let gone = self.widen(passed, |block| store.give_back(block));
+        had -= gone;
         for note in had..had + copies {
-            let index = self.table[note].index();
+            let index = self.table[note].index() - gone;
             let (old, new) = (self.table[index], store.take());
             // Blocks past the one that is being filled hold nothing of this sequence.
-            if index * shape.block_size() < self.len {
+            if (index + self.hole.blocks()) * shape.block_size() < self.len {
                 store.copy_block(old, new);
             }
             self.table[index] = new;
@@ -519,7 +535,54 @@ impl PagedKvCache {
         Ok(())
     }
 
-    /// Whether a write into the `index`-th block is seen by nobody else.
+    /// Makes this table, which is empty, hold these blocks: the first `len` positions are there,
+    /// and the first `filled` blocks may have rows of others behind those. What the window has
+    /// passed is left out.
+    pub(crate) fn begin_with(
+        &mut self,
+        counts: &Blocks,
+        shape: KvShape,
+        blocks: impl Iterator<Item = BlockId>,
+        filled: usize,
+        len: usize,
+    ) -> Result<(), PagedKvError> {
+        debug_assert!(self.table.is_empty() && self.len == 0);
+        let hole = self.passed(shape, len);
+        let kept = blocks.enumerate().filter(|(index, _)| !hole.range().contains(index));
+        self.table.extend(kept.map(|(_, block)| block));
+        if let Err(refused) = hold_all(counts, &self.table) {
+            self.table.clear();
+            return Err(refused);
+        }
+        (self.len, self.filled, self.hole) = (len, filled - hole.blocks(), hole);
+        Ok(())
+    }
+
+    /// A table of the first `len` positions, in the same blocks, each of which it holds as well.
+    pub(crate) fn fork_at(
+        &self,
+        blocks: &Blocks,
+        shape: KvShape,
+        len: usize,
+    ) -> Result<PagedKvCache, PagedKvError> {
+        let held = &self.table[..self.hole.entries(shape.blocks_for(len))];
+        hold_all(blocks, held)?;
+        let (table, filled) = (held.to_vec(), held.len());
+        Ok(PagedKvCache { table, len, filled, ..*self })
+    }
+
+    /// Is `len` positions long, and gives back every block that those do not need.
+    pub(crate) fn shorten(&mut self, shape: KvShape, len: usize, give_back: impl FnMut(BlockId)) {
+        let blocks = shape.blocks_for(len);
+        self.len = len;
+        self.table.drain(self.hole.entries(blocks).min(self.table.len())..).for_each(give_back);
+        self.filled = self.filled.min(self.table.len());
+        if blocks <= self.hole.range().start {
+            self.hole = Hole::NONE;
+        }
+    }
+
+    /// Whether a write into the table's `index`-th block is seen by nobody else.
     ///
     /// No other table may name it. A group may hold it where the block came without rows, as room
     /// to grow into: then it is this sequence's own group, as long as nobody else has retained it.
@@ -528,6 +591,12 @@ impl PagedKvCache {
         let block = self.table[index];
         if index < self.filled { blocks.sole_holder(block) } else { blocks.sole_table(block) }
     }
+}
+
+/// One count less on a block of a table.
+fn give_back(counts: &Blocks, block: BlockId) {
+    let released = counts.drop_table(block);
+    debug_assert!(released.is_ok(), "a table holds a count on each of its blocks");
 }
 
 /// One count more on each of these blocks, or on none.

@@ -1,6 +1,9 @@
 //! The one currency that attention accepts: a sequence's pages, in order, however they are held.
 
+use core::ops::Range;
+
 use super::memory::Memory;
+use super::sequence::window::Hole;
 use crate::cut;
 use crate::element::Element;
 use crate::element::tile::Layout;
@@ -18,7 +21,7 @@ pub(crate) struct KvView<'a, E: Element> {
 #[derive(Clone, Copy, Debug)]
 enum Pages<'a> {
     /// Blocks of a shared store, found through a block table.
-    Table { memory: &'a [u64], table: &'a [BlockId] },
+    Table { memory: &'a [u64], table: &'a [BlockId], hole: Hole },
     /// Blocks of the sequence's own, in order.
     Owned(&'a [Memory]),
 }
@@ -30,10 +33,12 @@ impl<'a, E: Element> KvView<'a, E> {
         layout: &'a Layout<E>,
         memory: &'a [u64],
         table: &'a [BlockId],
+        hole: Hole,
         len: usize,
     ) -> Self {
-        debug_assert!(layout.shape().blocks_for(len) <= table.len(), "a table covers its sequence");
-        KvView { layout, pages: Pages::Table { memory, table }, len }
+        let blocks = hole.entries(layout.shape().blocks_for(len));
+        debug_assert!(blocks <= table.len(), "a table covers its sequence");
+        KvView { layout, pages: Pages::Table { memory, table, hole }, len }
     }
 
     /// The first `len` positions of these blocks.
@@ -48,6 +53,13 @@ impl<'a, E: Element> KvView<'a, E> {
         self.len
     }
 
+    /// Positions that are not there any more: a window has passed them.
+    pub(crate) fn freed(&self) -> Range<usize> {
+        let Pages::Table { hole, .. } = self.pages else { return 0..0 };
+        let (blocks, size) = (hole.range(), self.layout.shape().block_size());
+        blocks.start * size..blocks.end * size
+    }
+
     #[inline(always)]
     pub(crate) fn layout(&self) -> &'a Layout<E> {
         self.layout
@@ -57,8 +69,9 @@ impl<'a, E: Element> KvView<'a, E> {
     #[inline(always)]
     pub(crate) fn block(&self, index: usize) -> &'a [u64] {
         match self.pages {
-            Pages::Table { memory, table } => {
-                cut::from(memory, cut::one(table, index).index() * self.layout.block_words())
+            Pages::Table { memory, table, hole } => {
+                let block = cut::one(table, hole.entry(index));
+                cut::from(memory, block.index() * self.layout.block_words())
             }
             Pages::Owned(blocks) => cut::one(blocks, index).with_slack(),
         }

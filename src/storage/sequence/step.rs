@@ -10,7 +10,8 @@
 //! without the store. So it is asked once, the answer is the [`Lack`], and what was counted is what
 //! is taken. A write asks again, and is refused where the room has become somebody else's.
 
-use super::{PagedKvCache, hold_all};
+use super::window::Hole;
+use super::{PagedKvCache, give_back};
 use crate::element::Element;
 use crate::error::PagedKvError;
 use crate::id::BlockId;
@@ -28,6 +29,10 @@ pub(crate) struct Lack {
     more: usize,
     /// Whether the block that is being filled has to be copied before it is written.
     copy: bool,
+    /// What the window has passed, which is given back before anything is taken ...
+    passed: Hole,
+    /// ... and the blocks that become free by that.
+    gains: usize,
 }
 
 impl Lack {
@@ -35,24 +40,36 @@ impl Lack {
     pub(crate) fn blocks(self) -> usize {
         self.more + usize::from(self.copy)
     }
+
+    /// Blocks that have to be free for that.
+    pub(crate) fn free(self) -> usize {
+        self.blocks().saturating_sub(self.gains)
+    }
 }
 
 impl PagedKvCache {
-    /// What the table lacks before the positions up to `end` can be written.
+    /// What the table lacks before the positions up to `end` can be written, of which those before
+    /// `from` are there to stay.
     ///
-    /// Visits the blocks that are to be written, and no others.
-    pub(crate) fn lack(&self, blocks: &Blocks, shape: KvShape, end: usize) -> Lack {
+    /// Visits the blocks that are to be written, those that the window has passed, and no others.
+    pub(crate) fn lack(&self, blocks: &Blocks, shape: KvShape, from: usize, end: usize) -> Lack {
         let had = self.table.len();
+        let nothing = Lack { keep: had, ..Lack::default() };
         if end <= self.len {
-            return Lack { keep: had, more: 0, copy: false };
+            return nothing;
         }
-        let last = shape.blocks_for(end);
-        let filled = shape.blocks_for(self.len);
+        let last = self.hole.entries(shape.blocks_for(end));
+        let filled = self.hole.entries(shape.blocks_for(self.len));
         let mut room = filled..last.min(had);
-        let keep = room.find(|&index| !self.may_write(blocks, index)).unwrap_or(had);
-        let begun = self.len / shape.block_size() < filled;
+        let keep = room.find(|&entry| !self.may_write(blocks, entry)).unwrap_or(had);
+        let begun = !self.len.is_multiple_of(shape.block_size());
         let copy = begun && !self.may_write(blocks, filled - 1);
-        Lack { keep, more: last.saturating_sub(keep), copy }
+        let more = last.saturating_sub(keep);
+        if more == 0 && !copy {
+            return nothing;
+        }
+        let passed = self.passed(shape, from);
+        Lack { keep, more, copy, passed, gains: self.gains(blocks, passed) }
     }
 
     /// Sees to it that taking what it lacks allocates nothing.
@@ -60,13 +77,18 @@ impl PagedKvCache {
         self.table.reserve((lack.keep + lack.more).saturating_sub(self.table.len()));
     }
 
-    /// Takes what it lacks; gives the block that the one being filled is to be copied into.
+    /// Gives back what the window has passed and takes what is lacking; gives the block that the one
+    /// being filled is to be copied into.
     ///
     /// Called by the one taker, who has seen that so many are free.
     pub(crate) fn take_room(&mut self, blocks: &Blocks, lack: Lack) -> Option<BlockId> {
+        if lack.blocks() == 0 {
+            return None;
+        }
+        let gone = self.widen(lack.passed, |block| give_back(blocks, block));
         let take = || blocks.take().expect("free blocks were counted by the one taker");
         if lack.more > 0 {
-            self.give_back_from(blocks, lack.keep);
+            self.give_back_from(blocks, lack.keep - gone);
             self.table.extend((0..lack.more).map(|_| take()));
         }
         lack.copy.then(take)
@@ -76,12 +98,12 @@ impl PagedKvCache {
     ///
     /// Where the others have let go of it in the meantime it stays, and `spare` goes back.
     pub(crate) fn move_tail<E: Element>(&mut self, store: &mut PagedKvStore<E>, spare: BlockId) {
-        let index = self.len / store.block_size();
-        if self.may_write(store.blocks(), index) {
+        let entry = self.hole.entry(self.len / store.block_size());
+        if self.may_write(store.blocks(), entry) {
             store.give_back(spare);
             return;
         }
-        let shared = core::mem::replace(&mut self.table[index], spare);
+        let shared = core::mem::replace(&mut self.table[entry], spare);
         store.copy_block(shared, spare);
         store.give_back(shared);
     }
@@ -104,9 +126,10 @@ impl PagedKvCache {
             return Err(PagedKvError::NotReserved { need: n, have });
         }
         rows::by_block(shape, self.len, n, k, v, |index, row, k, v| {
+            let block = self.table[self.hole.entry(index)];
             // Taken, or rolled back, without the store.
-            store.forget_rows(self.table[index], row);
-            store.write(self.table[index], row, k, v);
+            store.forget_rows(block, row);
+            store.write(block, row, k, v);
         });
         self.len = end;
         Ok(())
@@ -116,8 +139,8 @@ impl PagedKvCache {
     pub(crate) fn writable(&self, blocks: &Blocks, shape: KvShape, from: usize, n: usize) -> usize {
         let size = shape.block_size();
         let mut indices = from / size..shape.blocks_for(from + n);
-        let ours = |index| index < self.table.len() && self.may_write(blocks, index);
-        match indices.find(|&index| !ours(index)) {
+        let ours = |entry| entry < self.table.len() && self.may_write(blocks, entry);
+        match indices.find(|&index| !ours(self.hole.entry(index))) {
             Some(index) => (index * size).saturating_sub(from),
             None => n,
         }
@@ -135,7 +158,8 @@ impl PagedKvCache {
         for (to, &row) in (from..).zip(path) {
             let row = from + row;
             if row != to {
-                let place = |position| (self.table[position / size], position % size);
+                let block = |position: usize| self.table[self.hole.entry(position / size)];
+                let place = |position| (block(position), position % size);
                 store.copy_position(place(row), place(to));
             }
         }
@@ -151,46 +175,11 @@ impl PagedKvCache {
     /// Gives back every block that the first `len` positions do not need, and what is past them.
     pub(crate) fn cut_to(&mut self, blocks: &Blocks, shape: KvShape, len: usize) {
         self.rewind(len);
-        self.give_back_from(blocks, shape.blocks_for(len));
-        self.filled = self.filled.min(self.table.len());
+        self.shorten(shape, len, |block| give_back(blocks, block));
     }
 
-    /// A table of the first `len` positions, in the same blocks, each of which it holds as well.
-    pub(crate) fn fork_at(
-        &self,
-        blocks: &Blocks,
-        shape: KvShape,
-        len: usize,
-    ) -> Result<PagedKvCache, PagedKvError> {
-        let held = &self.table[..shape.blocks_for(len)];
-        hold_all(blocks, held)?;
-        Ok(PagedKvCache { store: self.store, table: held.to_vec(), len, filled: held.len() })
-    }
-
-    /// Makes this table, which is empty, hold these blocks: the first `len` positions are there, and
-    /// the first `filled` blocks may have rows of others behind those.
-    pub(crate) fn begin_with(
-        &mut self,
-        blocks: &Blocks,
-        held: impl Iterator<Item = BlockId>,
-        filled: usize,
-        len: usize,
-    ) -> Result<(), PagedKvError> {
-        debug_assert!(self.table.is_empty() && self.len == 0);
-        self.table.extend(held);
-        if let Err(refused) = hold_all(blocks, &self.table) {
-            self.table.clear();
-            return Err(refused);
-        }
-        self.len = len;
-        self.filled = filled;
-        Ok(())
-    }
-
-    fn give_back_from(&mut self, blocks: &Blocks, index: usize) {
-        for block in self.table.drain(index.min(self.table.len())..) {
-            let released = blocks.drop_table(block);
-            debug_assert!(released.is_ok(), "a table holds a count on each of its blocks");
-        }
+    fn give_back_from(&mut self, blocks: &Blocks, entry: usize) {
+        let gone = self.table.drain(entry.min(self.table.len())..);
+        gone.for_each(|block| give_back(blocks, block));
     }
 }
