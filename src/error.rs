@@ -260,6 +260,13 @@ pub enum PagedKvError {
         /// Positions written in it.
         have: usize,
     },
+    /// The layer reads the rows of another and has none of its own to write.
+    LayerReads {
+        /// The layer.
+        layer: usize,
+        /// The layer whose rows it reads.
+        owner: usize,
+    },
     /// A path through drafts does not ascend.
     PathOrder {
         /// The entry that is not above the one before it.
@@ -308,6 +315,9 @@ impl fmt::Display for PagedKvError {
             }
             PagedKvError::LayerBehind { layer, need, have } => {
                 write!(f, "layer {layer} has {have} positions, {need} are to be committed")
+            }
+            PagedKvError::LayerReads { layer, owner } => {
+                write!(f, "layer {layer} reads the rows of layer {owner} and has none of its own")
             }
             PagedKvError::PathOrder { index } => {
                 write!(f, "entry {index} of the path is not above the one before it")

@@ -131,6 +131,10 @@ pub mod cache {
     pub use crate::share::sequence::{PagedSequence, SequenceStats};
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
     pub use crate::share::shared::SharedPagedKv;
+    #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+    pub use crate::share::spec::{LayerElement, LayerError, LayerSpec, Mixed};
+    #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+    pub use crate::storage::any::AnyPagedKvStore;
     pub use crate::storage::contiguous::KvCache;
     pub use crate::storage::memory::{RefusedMemory, StoreMemory};
     pub use crate::storage::paged::PagedKvStore;

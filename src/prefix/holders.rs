@@ -44,7 +44,7 @@ pub trait HoldersRef: Deref<Target: GroupHolders> + Clone {}
 impl<P: Deref<Target: GroupHolders> + Clone> HoldersRef for P {}
 
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
-impl<E: crate::element::Element> GroupHolders for crate::share::shared::SharedPagedKv<E> {
+impl<E: crate::share::spec::LayerElement> GroupHolders for crate::share::shared::SharedPagedKv<E> {
     fn retain(&self, group: PageGroup) -> Result<(), GroupError> {
         self.try_retain(group)
     }

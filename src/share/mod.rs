@@ -48,4 +48,5 @@ pub(crate) mod report;
 pub(crate) mod room;
 pub(crate) mod sequence;
 pub(crate) mod shared;
+pub(crate) mod spec;
 mod wait;

@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::shared::SharedPagedKv;
-use crate::element::Element;
 use crate::error::{InvariantReport, Miscount};
 use crate::id::{BlockId, PageGroup};
 use crate::storage::report::{Recount, StoreMap, StoreStats};
@@ -35,7 +34,7 @@ impl<'a> Holder<'a> {
     }
 }
 
-impl<E: Element> SharedPagedKv<E> {
+impl<E: super::spec::LayerElement> SharedPagedKv<E> {
     /// Recounts every block of every layer and every group from those who hold some.
     ///
     /// Each table is told once, and each group once for each of its holders: an index that keeps
@@ -79,13 +78,15 @@ impl<E: Element> SharedPagedKv<E> {
         let key = |group: PageGroup| (group.index(), group.generation(), group.pool());
         for holder in holders {
             match holder {
-                Holder::Table { layer, blocks } => match recounts.get_mut(layer) {
-                    Some(recount) => blocks.iter().for_each(|&block| recount.hold(block)),
-                    None => {
-                        let layers = self.layer_count();
-                        report.note(None, Miscount::NoLayer { layer, layers });
+                Holder::Table { layer, blocks } => {
+                    match self.store_of(layer).and_then(|of| recounts.get_mut(of)) {
+                        Some(recount) => blocks.iter().for_each(|&block| recount.hold(block)),
+                        None => {
+                            let layers = self.layer_count();
+                            report.note(None, Miscount::NoLayer { layer, layers });
+                        }
                     }
-                },
+                }
                 Holder::Group(group) => handles.entry(key(group)).or_insert((group, 0)).1 += 1,
             }
         }
@@ -99,8 +100,8 @@ impl<E: Element> SharedPagedKv<E> {
         for (group, _) in handles.into_values() {
             report.note(None, Miscount::NoGroup { group });
         }
-        for (layer, recount) in recounts.into_iter().enumerate() {
-            recount.finish(|miscount| report.note(Some(layer), miscount));
+        for (seat, recount) in self.seats().zip(recounts) {
+            recount.finish(|miscount| report.note(Some(seat.layer), miscount));
         }
         report.into_result()
     }
@@ -117,7 +118,7 @@ impl<E: Element> SharedPagedKv<E> {
         };
         let layers = self.seats().map(of).collect();
         let groups = self.groups.lock().living().count();
-        PoolStats { layers, groups, free_groups: self.free_groups() }
+        PoolStats { layers, numbers: self.numbers(), groups, free_groups: self.free_groups() }
     }
 
     /// The blocks of every layer and their holders as a picture in letters, to be printed.
@@ -126,7 +127,13 @@ impl<E: Element> SharedPagedKv<E> {
     ///
     /// Visits every block and allocates at most a byte for each. Takes no lock.
     pub fn map(&self) -> PoolMap {
-        PoolMap { layers: self.seats().map(|seat| StoreMap::of(&seat.blocks)).collect() }
+        let layers = self.seats().map(|seat| StoreMap::of(&seat.blocks)).collect();
+        PoolMap { layers, numbers: self.numbers() }
+    }
+
+    /// The layer of each store.
+    fn numbers(&self) -> Vec<usize> {
+        self.seats().map(|seat| seat.layer).collect()
     }
 }
 
@@ -134,8 +141,9 @@ impl<E: Element> SharedPagedKv<E> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Each layer.
+    /// Each layer that has a store of its own.
     pub layers: Vec<StoreStats>,
+    numbers: Vec<usize>,
     /// Page groups that have a holder.
     pub groups: usize,
     /// Page groups that could be taken.
@@ -145,7 +153,7 @@ pub struct PoolStats {
 impl fmt::Display for PoolStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} groups, {} free", self.groups, self.free_groups)?;
-        by_layers(f, &self.layers, ": ")
+        by_layers(f, &self.layers, &self.numbers, ": ")
     }
 }
 
@@ -154,12 +162,13 @@ impl fmt::Display for PoolStats {
 #[derive(Clone, PartialEq, Eq)]
 pub struct PoolMap {
     layers: Vec<StoreMap>,
+    numbers: Vec<usize>,
 }
 
 impl fmt::Display for PoolMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} layers", self.layers.len())?;
-        by_layers(f, &self.layers, "\n")
+        by_layers(f, &self.layers, &self.numbers, "\n")
     }
 }
 
@@ -173,14 +182,15 @@ impl fmt::Debug for PoolMap {
 fn by_layers<T: fmt::Display + PartialEq>(
     f: &mut fmt::Formatter<'_>,
     layers: &[T],
+    numbers: &[usize],
     between: &str,
 ) -> fmt::Result {
     let mut first = 0;
     for run in layers.chunk_by(PartialEq::eq) {
-        let last = first + run.len() - 1;
+        let (from, to) = (numbers[first], numbers[first + run.len() - 1]);
         match run.len() {
-            1 => write!(f, "\nlayer {first}{between}{}", run[0])?,
-            _ => write!(f, "\nlayers {first} to {last}{between}{}", run[0])?,
+            1 => write!(f, "\nlayer {from}{between}{}", run[0])?,
+            _ => write!(f, "\nlayers {from} to {to}{between}{}", run[0])?,
         }
         first += run.len();
     }

@@ -7,11 +7,12 @@ use alloc::vec::Vec;
 
 use super::sequence::Place;
 use super::shared::SharedPagedKv;
-use crate::element::Element;
+use super::spec::LayerElement;
 use crate::error::{GroupError, PagedKvError, PagedStoreExhausted};
 use crate::id::PageGroup;
+use crate::storage::any::LayerStore;
 
-impl<E: Element> SharedPagedKv<E> {
+impl<E: LayerElement> SharedPagedKv<E> {
     /// Takes `n` groups with one holder each, all or none.
     ///
     /// # Errors
@@ -52,7 +53,7 @@ impl<E: Element> SharedPagedKv<E> {
         if n == 0 {
             return Ok(taken);
         }
-        let _gates = self.gates("acquire_groups", 0..self.layer_count());
+        let _gates = self.gates("acquire_groups", 0..self.seats().count());
         check()?;
         let mut groups = self.groups.lock();
         let left = groups.left();
@@ -73,16 +74,21 @@ impl<E: Element> SharedPagedKv<E> {
     /// Whether a sequence of `len` positions would fit these layers if nobody else held a block.
     ///
     /// A request that does not fit now should wait; one for which this is `false` would wait for
-    /// ever. Takes no lock.
+    /// ever. A layer with a window needs room for what the window keeps and one position more; steps
+    /// of many positions need that many more. Takes no lock.
     pub fn can_ever_fit(&self, len: usize) -> bool {
-        self.seats().all(|seat| seat.shape.blocks_for(len) <= seat.blocks.total())
+        self.seats().all(|seat| {
+            let all = || seat.shape.blocks_for(len);
+            let most = seat.window.map_or_else(all, |window| window.most_blocks(seat.shape, len));
+            most <= seat.blocks.total()
+        })
     }
 
     /// Takes what each layer lacks, or nothing. What is to be copied is left in `spare`.
     #[track_caller]
     pub(super) fn take_room(&self, places: &mut [Place]) -> Result<(), PagedKvError> {
         let lacking = places.iter().enumerate().filter(|(_, place)| place.lack.blocks() > 0);
-        let lacking = lacking.map(|(layer, _)| layer);
+        let lacking = lacking.map(|(store, _)| store);
         let check = |places: &[Place]| {
             let mut layers = self.seats().zip(places);
             layers.try_for_each(|(seat, place)| seat.blocks.check(place.lack.free()))
@@ -102,11 +108,11 @@ impl<E: Element> SharedPagedKv<E> {
     /// Copies the blocks that are being filled where others hold them too, one layer at a time.
     #[track_caller]
     pub(super) fn move_tails(&self, places: &mut [Place]) {
-        for (layer, place) in places.iter_mut().enumerate() {
+        for (seat, place) in self.seats().zip(places) {
             if place.spare.is_some() {
-                let mut store = self.write(layer);
+                let mut store = self.write(seat.layer);
                 if let Some(spare) = place.spare.take() {
-                    place.cache.move_tail(&mut store, spare);
+                    store.move_tail(&mut place.cache, spare);
                 }
             }
         }

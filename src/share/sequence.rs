@@ -8,13 +8,15 @@ use core::time::Duration;
 
 use super::report::Holder;
 use super::shared::SharedPagedKv;
-use crate::element::Element;
+use super::spec::LayerElement;
 use crate::error::PagedKvError;
-use crate::id::{BlockId, PageGroup};
-use crate::storage::paged::PagedKvStore;
+use crate::id::{BlockId, PageGroup, StoreId};
+use crate::shape::KvShape;
+use crate::storage::any::LayerStore;
 use crate::storage::rows;
 use crate::storage::sequence::PagedKvCache;
 use crate::storage::sequence::step::Lack;
+use crate::storage::sequence::window::KvWindow;
 
 /// One request over every layer of a [`SharedPagedKv`], given back when it is dropped.
 ///
@@ -77,14 +79,14 @@ use crate::storage::sequence::step::Lack;
 pub struct PagedSequence<P, E = f32>
 where
     P: Deref<Target = SharedPagedKv<E>>,
-    E: Element,
+    E: LayerElement,
 {
     shared: P,
     places: Vec<Place>,
     len: usize,
 }
 
-/// The sequence in one layer.
+/// The sequence in one store.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) cache: PagedKvCache,
@@ -97,12 +99,15 @@ pub(super) struct Place {
 impl<P, E> PagedSequence<P, E>
 where
     P: Deref<Target = SharedPagedKv<E>>,
-    E: Element,
+    E: LayerElement,
 {
     /// An empty sequence. One allocation; takes no block and no lock.
     pub fn new(shared: P) -> Self {
-        let place = |cache| Place { cache, lack: Lack::default(), spare: None };
-        let places = (0..shared.layer_count()).map(|_| place(PagedKvCache::new())).collect();
+        let place = |window: Option<KvWindow>| {
+            let cache = window.map_or_else(PagedKvCache::new, PagedKvCache::with_window);
+            Place { cache, lack: Lack::default(), spare: None }
+        };
+        let places = shared.seats().map(|seat| place(seat.window)).collect();
         let mut sequence = PagedSequence { shared, places, len: 0 };
         sequence.bind();
         sequence
@@ -141,7 +146,8 @@ where
 
     /// Makes room for `n` positions behind [`len`](Self::len) in every layer, or in none.
     ///
-    /// After that no write of those positions can run out of blocks, whatever others do. Where the
+    /// Where blocks are lacking, those that a layer's [window](crate::cache::KvWindow) has passed are
+    /// given back first. After that no write of those positions can run out of blocks, whatever others do. Where the
     /// block that is being filled is held by others as well, its copy is made here. Room that is
     /// not used stays until [`truncate`](Self::truncate) or [`release`](Self::release).
     ///
@@ -216,7 +222,8 @@ where
     /// # Errors
     ///
     /// [`PagedKvError::NotReserved`] where there is no room: none was reserved, or a fork or a
-    /// group's new holder has a share in it since. Nothing has changed then.
+    /// group's new holder has a share in it since. [`PagedKvError::LayerReads`] for a layer that reads
+    /// another's rows. Nothing has changed then.
     ///
     /// # Panics
     ///
@@ -248,8 +255,10 @@ where
         v: &[f32],
         n: usize,
     ) -> Result<(), PagedKvError> {
-        let mut store = self.shared.write(layer);
-        write(&mut self.places[layer], &mut store, k, v, n)
+        let place = owned(&self.shared, &mut self.places, layer)?;
+        let seat = &self.shared.layer(layer).seat;
+        check_rows(seat.shape, place, seat.store, n, k, v)?;
+        self.shared.write(layer).append(&mut place.cache, k, v, n)
     }
 
     /// As [`append`](Self::append), under a write guard that the caller holds: for a batch whose
@@ -265,16 +274,15 @@ where
     #[track_caller]
     pub fn append_to(
         &mut self,
-        store: &mut PagedKvStore<E>,
+        store: &mut E::Store,
         layer: usize,
         k: &[f32],
         v: &[f32],
         n: usize,
     ) -> Result<(), PagedKvError> {
-        match self.places.get_mut(layer) {
-            Some(place) => write(place, store, k, v, n),
-            None => no_layer(layer, self.shared.layer_count()),
-        }
+        let place = owned(&self.shared, &mut self.places, layer)?;
+        check_rows(self.shared.layer(layer).seat.shape, place, store.id(), n, k, v)?;
+        store.append(&mut place.cache, k, v, n)
     }
 
     /// Makes the sequence `n` positions longer, in all layers at once.
@@ -291,10 +299,11 @@ where
     /// Looks at one length a layer. No lock, no allocation.
     pub fn commit(&mut self, n: usize) -> Result<(), PagedKvError> {
         let need = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
-        let mut lens = self.places.iter().map(|place| place.cache.seq_len());
-        if let Some(layer) = lens.clone().position(|have| have < need) {
-            let have = lens.nth(layer).unwrap_or(0);
-            return Err(PagedKvError::LayerBehind { layer, need, have });
+        for (seat, place) in self.shared.seats().zip(&self.places) {
+            let have = place.cache.seq_len();
+            if have < need {
+                return Err(PagedKvError::LayerBehind { layer: seat.layer, need, have });
+            }
         }
         self.len = need;
         self.abandon();
@@ -331,11 +340,11 @@ where
         let drafts = path.last().map_or(Some(0), |last| last.checked_add(1));
         let need = drafts.and_then(|drafts| self.len.checked_add(drafts));
         let need = need.ok_or(PagedKvError::TooLong)?;
-        for (layer, (seat, place)) in self.shared.seats().zip(&self.places).enumerate() {
+        for (seat, place) in self.shared.seats().zip(&self.places) {
             place.cache.check_store(seat.store)?;
             let have = place.cache.seq_len();
             if have < need {
-                return Err(PagedKvError::LayerBehind { layer, need, have });
+                return Err(PagedKvError::LayerBehind { layer: seat.layer, need, have });
             }
             let need = path.len();
             let have = place.cache.writable(&seat.blocks, seat.shape, self.len, need);
@@ -344,8 +353,8 @@ where
             }
         }
         if path.iter().enumerate().any(|(to, &row)| row != to) {
-            for (layer, place) in self.places.iter_mut().enumerate() {
-                place.cache.keep_path(&mut self.shared.write(layer), self.len, path);
+            for (seat, place) in self.shared.seats().zip(&mut self.places) {
+                self.shared.write(seat.layer).keep_path(&mut place.cache, self.len, path);
             }
         }
         self.commit(path.len())
@@ -365,7 +374,10 @@ where
     /// # Errors
     ///
     /// [`PagedKvError::PositionOutOfRange`] where the sequence is shorter than `len`: a rollback by
-    /// the wrong count is a mistake and shall not pass for a short one. Nothing has changed then.
+    /// the wrong count is a mistake and shall not pass for a short one.
+    /// [`PagedKvError::PositionFreed`] where in some layer the window of the next position begins
+    /// before the oldest one that was kept; the last step can always be taken back. Nothing has
+    /// changed then.
     ///
     /// # Cost
     ///
@@ -373,6 +385,9 @@ where
     pub fn truncate(&mut self, len: usize) -> Result<(), PagedKvError> {
         if len > self.len {
             return Err(PagedKvError::PositionOutOfRange { position: len, len: self.len });
+        }
+        for (seat, place) in self.shared.seats().zip(&self.places) {
+            place.cache.check_cut(seat.shape, len)?;
         }
         self.cut_to(len);
         Ok(())
@@ -437,7 +452,7 @@ where
     /// If there is no such layer.
     #[track_caller]
     pub fn cache(&self, layer: usize) -> &PagedKvCache {
-        match self.places.get(layer) {
+        match self.shared.store_of(layer).and_then(|of| self.places.get(of)) {
             Some(place) => &place.cache,
             None => no_layer(layer, self.shared.layer_count()),
         }
@@ -450,11 +465,9 @@ where
 
     /// What it holds, for [`SharedPagedKv::check_invariants`].
     pub fn holders(&self) -> impl Iterator<Item = Holder<'_>> {
-        let tables = self.places.iter().enumerate();
-        tables.flat_map(|(layer, place)| {
-            let table = Holder::Table { layer, blocks: place.cache.block_table() };
-            let spare = place.spare.as_slice();
-            [table, Holder::Table { layer, blocks: spare }]
+        self.shared.seats().zip(&self.places).flat_map(|(seat, place)| {
+            let (layer, table) = (seat.layer, place.cache.block_table());
+            [table, place.spare.as_slice()].map(|blocks| Holder::Table { layer, blocks })
         })
     }
 
@@ -469,7 +482,8 @@ where
             let table = place.cache.block_table();
             stats.blocks += table.len();
             stats.shared += table.iter().filter(|&&b| seat.blocks.holders(b) > 1).count();
-            stats.waste += table.len() * seat.shape.block_size() - self.len;
+            let blocks = table.len() + place.cache.freed_blocks().len();
+            stats.waste += blocks * seat.shape.block_size() - self.len;
         }
         stats
     }
@@ -511,19 +525,38 @@ where
     }
 }
 
-fn write<E: Element>(
-    place: &mut Place,
-    store: &mut PagedKvStore<E>,
+/// The sequence in a layer that has a store of its own.
+#[track_caller]
+fn owned<'a, E: LayerElement>(
+    shared: &SharedPagedKv<E>,
+    places: &'a mut [Place],
+    layer: usize,
+) -> Result<&'a mut Place, PagedKvError> {
+    let owner = shared.owner_of(layer);
+    if owner != layer {
+        return Err(PagedKvError::LayerReads { layer, owner });
+    }
+    match shared.store_of(layer).and_then(|of| places.get_mut(of)) {
+        Some(place) => Ok(place),
+        None => no_layer(layer, shared.layer_count()),
+    }
+}
+
+/// The store first: a row that fits the right store is no mistake of the rows.
+#[track_caller]
+fn check_rows(
+    shape: KvShape,
+    place: &Place,
+    store: StoreId,
+    n: usize,
     k: &[f32],
     v: &[f32],
-    n: usize,
 ) -> Result<(), PagedKvError> {
-    // The store first: a row that fits the right store is no mistake of the rows.
-    place.cache.check_store(store.id())?;
-    if let Err(wrong) = rows::check(store.shape(), n, k, v) {
+    place.cache.check_store(store)?;
+    if let Err(wrong) = rows::check(shape, n, k, v) {
         wrong.panic();
     }
-    place.cache.append_into_room(store, k, v, n)
+    Ok(())
 }
 
 /// What one sequence holds, over all layers. Prints as one line.
@@ -551,7 +584,7 @@ impl fmt::Display for SequenceStats {
 impl<P, E> Drop for PagedSequence<P, E>
 where
     P: Deref<Target = SharedPagedKv<E>>,
-    E: Element,
+    E: LayerElement,
 {
     fn drop(&mut self) {
         self.release();
@@ -561,7 +594,7 @@ where
 impl<P, E> fmt::Debug for PagedSequence<P, E>
 where
     P: Deref<Target = SharedPagedKv<E>>,
-    E: Element,
+    E: LayerElement,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let caches = self.places.iter().map(|place| &place.cache);

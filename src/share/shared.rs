@@ -9,15 +9,18 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use super::groups::{Groups, Release};
 use super::guard::{RwLockReadGuard, RwLockWriteGuard, Watch};
 use super::lock::{Gate, GateGuard, Lock, Mutex};
+use super::spec::LayerElement;
 use super::wait::Bell;
 use crate::element::Element;
 use crate::error::{GroupError, PagedKvError, ShapeError};
 use crate::id::{BlockId, PageGroup, StoreId};
 use crate::shape::KvShape;
+use crate::storage::any::{Books, LayerStore};
 use crate::storage::blocks::Blocks;
 use crate::storage::paged::PagedKvStore;
 use crate::storage::rows;
 use crate::storage::sequence::PagedKvCache;
+use crate::storage::sequence::window::KvWindow;
 
 /// Per-layer [`PagedKvStore`]s that many concurrent requests share.
 ///
@@ -87,19 +90,27 @@ use crate::storage::sequence::PagedKvCache;
 /// assert_eq!(shared.free_groups(), 8);
 /// # Ok::<(), paged_kv::PagedKvError>(())
 /// ```
-pub struct SharedPagedKv<E: Element = f32> {
+pub struct SharedPagedKv<E: LayerElement = f32> {
+    /// The layers that have a store of their own, in ascending order.
     layers: Vec<Layer<E>>,
+    /// For each layer, where in `layers` its store is.
+    of_layer: Vec<usize>,
     pub(super) groups: Mutex<Groups>,
     pub(super) bell: Arc<Bell>,
 }
 
-struct Layer<E: Element> {
-    lock: Lock<PagedKvStore<E>>,
-    seat: Seat,
+pub(super) struct Layer<E: LayerElement> {
+    lock: Lock<E::Store>,
+    pub(super) seat: Seat,
 }
 
 /// What is known of a layer without its lock.
 pub(super) struct Seat {
+    /// The first layer that reads this store.
+    pub(super) layer: usize,
+    pub(super) class: usize,
+    /// What sequences keep here, where that is not everything.
+    pub(super) window: Option<KvWindow>,
     gate: Gate,
     /// The free list of the store that the layer began with.
     pub(super) blocks: Arc<Blocks>,
@@ -172,26 +183,41 @@ impl<E: Element> SharedPagedKv<E> {
     ///
     /// Their shapes may differ. What sequences hold in them stays held.
     pub fn from_stores(stores: Vec<PagedKvStore<E>>) -> Self {
+        let of_layer = (0..stores.len()).collect();
+        Self::assemble(stores.into_iter().map(|store| (store, 0, None)).collect(), of_layer)
+    }
+}
+
+impl<E: LayerElement> SharedPagedKv<E> {
+    /// From stores with their class and window, and the store of each layer.
+    pub(super) fn assemble(
+        stores: Vec<(E::Store, usize, Option<KvWindow>)>,
+        of_layer: Vec<usize>,
+    ) -> Self {
         let groups = Groups::new(PageGroup::fresh_pool(), stores.len());
         let bell = Arc::new(Bell::new());
-        let layers = stores.into_iter().map(|store| Layer {
-            seat: Seat {
+        let layers = stores.into_iter().enumerate().map(|(index, (store, class, window))| {
+            let Books { id, shape, bytes_per_block, blocks } = E::books(&store);
+            let seat = Seat {
+                layer: of_layer.iter().position(|&of| of == index).unwrap_or(index),
+                class,
+                window,
                 gate: Gate::new(),
-                blocks: Arc::clone(store.blocks()),
-                store: store.id(),
-                shape: store.shape(),
-                bytes_per_block: store.bytes_per_block(),
+                blocks,
+                store: id,
+                shape,
+                bytes_per_block,
                 bell: Arc::clone(&bell),
                 displaced: AtomicBool::new(false),
-            },
-            lock: Lock::new(store),
+            };
+            Layer { seat, lock: Lock::new(store) }
         });
-        SharedPagedKv { layers: layers.collect(), groups: Mutex::new(groups), bell }
+        SharedPagedKv { layers: layers.collect(), of_layer, groups: Mutex::new(groups), bell }
     }
 
     /// Layers there are.
     pub fn layer_count(&self) -> usize {
-        self.layers.len()
+        self.of_layer.len()
     }
 
     /// Shared access to one layer, for attention.
@@ -204,7 +230,7 @@ impl<E: Element> SharedPagedKv<E> {
     ///
     /// Waits for the layer's writer, and for writers that came first. See the type.
     #[track_caller]
-    pub fn read(&self, layer: usize) -> RwLockReadGuard<'_, PagedKvStore<E>> {
+    pub fn read(&self, layer: usize) -> RwLockReadGuard<'_, E::Store> {
         let of = self.layer(layer);
         of.seat.not_mine("read", layer);
         let guard = RwLockReadGuard::new(of.lock.read());
@@ -227,7 +253,7 @@ impl<E: Element> SharedPagedKv<E> {
     /// Waits for the layer's readers and writer, and for an `acquire_group` under way. See the
     /// type.
     #[track_caller]
-    pub fn write(&self, layer: usize) -> RwLockWriteGuard<'_, PagedKvStore<E>> {
+    pub fn write(&self, layer: usize) -> RwLockWriteGuard<'_, E::Store> {
         let of = self.layer(layer);
         of.seat.not_mine("write", layer);
         let mut guard = of.write();
@@ -239,7 +265,7 @@ impl<E: Element> SharedPagedKv<E> {
         guard
     }
 
-    /// Every layer at once, in ascending order, so that a multi-layer append is atomic against
+    /// Every layer's store at once, in ascending order, so that a multi-layer append is atomic against
     /// other requests.
     ///
     /// A decoder cannot push every layer at once (layer 1's keys need layer 0's attention); what it
@@ -264,7 +290,7 @@ impl<E: Element> SharedPagedKv<E> {
     ///
     /// One allocation.
     #[track_caller]
-    pub fn write_all(&self) -> Vec<RwLockWriteGuard<'_, PagedKvStore<E>>> {
+    pub fn write_all(&self) -> Vec<RwLockWriteGuard<'_, E::Store>> {
         self.none_mine("write_all");
         let mut guards: Vec<_> = self.layers.iter().map(Layer::write).collect();
         // Every lock is held before the first gate is asked for: a gate held while waiting for
@@ -272,14 +298,14 @@ impl<E: Element> SharedPagedKv<E> {
         for (guard, layer) in guards.iter_mut().zip(&self.layers) {
             guard.set_gate(layer.seat.gate.lock());
         }
-        if let Some(layer) = self.layers.iter().position(|layer| layer.seat.is_displaced()) {
+        if let Some(layer) = self.layers.iter().find(|layer| layer.seat.is_displaced()) {
             drop(guards);
-            displaced(layer);
+            displaced(layer.seat.layer);
         }
         guards
     }
 
-    /// Free blocks in one layer, for admission control.
+    /// Free blocks in one layer's store, for admission control.
     ///
     /// A snapshot: by the time a caller acts on it another request may have taken them, which is
     /// why the append itself asks again under its guard. Under the caller's own write guard it can
@@ -428,7 +454,8 @@ impl<E: Element> SharedPagedKv<E> {
     pub fn group_blocks(&self, group: PageGroup) -> Vec<usize> {
         let groups = self.groups.lock();
         let blocks = groups.blocks(group).unwrap_or(&[]);
-        blocks.iter().map(|block| block.index()).collect()
+        let of_layer = self.of_layer.iter().filter_map(|&of| blocks.get(of));
+        of_layer.map(|block| block.index()).collect()
     }
 
     /// Which block in each layer this group owns, indexed by layer.
@@ -437,13 +464,16 @@ impl<E: Element> SharedPagedKv<E> {
     ///
     /// [`GroupError::Stale`] and [`GroupError::WrongPool`].
     pub fn try_group_blocks(&self, group: PageGroup) -> Result<Vec<BlockId>, GroupError> {
-        self.groups.lock().blocks(group).map(<[_]>::to_vec)
+        let groups = self.groups.lock();
+        let blocks = groups.blocks(group)?;
+        Ok(self.of_layer.iter().filter_map(|&of| blocks.get(of).copied()).collect())
     }
 
     /// Which block of one layer this group owns; `None` for a stale handle and for a layer that
     /// is not there. Allocates nothing.
     pub fn group_block(&self, group: PageGroup, layer: usize) -> Option<BlockId> {
-        self.groups.lock().blocks(group).ok()?.get(layer).copied()
+        let &of = self.of_layer.get(layer)?;
+        self.groups.lock().blocks(group).ok()?.get(of).copied()
     }
 
     /// How many holders `group` has. Zero means that it does not exist.
@@ -463,27 +493,28 @@ impl<E: Element> SharedPagedKv<E> {
 
     #[track_caller]
     fn none_mine(&self, call: &str) {
-        for (index, layer) in self.layers.iter().enumerate() {
-            layer.seat.not_mine(call, index);
+        for Layer { seat, .. } in &self.layers {
+            seat.not_mine(call, seat.layer);
         }
     }
 
-    /// What is known of the layers without their locks, in ascending order.
+    /// What is known of the stores without their locks, in the order of their layers.
     pub(super) fn seats(&self) -> impl Iterator<Item = &Seat> {
         self.layers.iter().map(|layer| &layer.seat)
     }
 
-    /// The gates of these layers, in ascending order: nobody else takes blocks of them.
+    /// The gates of these stores, in ascending order: nobody else takes blocks of them.
     ///
-    /// `layers` ascends. Waits for writers of these layers.
+    /// `stores`, by their places among the seats, ascends. Waits for writers of these layers.
     #[track_caller]
     pub(super) fn gates(
         &self,
         call: &str,
-        layers: impl Iterator<Item = usize> + Clone,
+        stores: impl Iterator<Item = usize> + Clone,
     ) -> Vec<GateGuard<'_>> {
-        layers.clone().for_each(|layer| self.layer(layer).seat.not_mine(call, layer));
-        layers.map(|layer| self.layers[layer].seat.gate.lock()).collect()
+        let seats = || stores.clone().filter_map(|store| self.layers.get(store));
+        seats().for_each(|Layer { seat, .. }| seat.not_mine(call, seat.layer));
+        seats().map(|layer| layer.seat.gate.lock()).collect()
     }
 
     fn mark_shared(&self, blocks: &[BlockId], shared: bool) {
@@ -492,17 +523,22 @@ impl<E: Element> SharedPagedKv<E> {
         }
     }
 
+    /// Where a layer's store is among the [`seats`](Self::seats).
+    pub(super) fn store_of(&self, layer: usize) -> Option<usize> {
+        self.of_layer.get(layer).copied()
+    }
+
     #[track_caller]
-    fn layer(&self, layer: usize) -> &Layer<E> {
-        match self.layers.get(layer) {
-            Some(of) => of,
-            None => no_layer(layer, self.layers.len()),
+    pub(super) fn layer(&self, layer: usize) -> &Layer<E> {
+        match self.of_layer.get(layer) {
+            Some(&of) => &self.layers[of],
+            None => no_layer(layer, self.of_layer.len()),
         }
     }
 }
 
-impl<E: Element> Layer<E> {
-    fn write(&self) -> RwLockWriteGuard<'_, PagedKvStore<E>> {
+impl<E: LayerElement> Layer<E> {
+    fn write(&self) -> RwLockWriteGuard<'_, E::Store> {
         RwLockWriteGuard::new(self.lock.write(), &self.seat)
     }
 }
@@ -521,8 +557,8 @@ impl Seat {
     }
 }
 
-impl<E: Element> Watch<PagedKvStore<E>> for Seat {
-    fn before_unlock(&self, store: &PagedKvStore<E>) {
+impl<S: LayerStore> Watch<S> for Seat {
+    fn before_unlock(&self, store: &S) {
         if store.id() != self.store {
             self.displaced.store(true, Ordering::Release);
         }
@@ -531,7 +567,7 @@ impl<E: Element> Watch<PagedKvStore<E>> for Seat {
     }
 }
 
-impl<E: Element> fmt::Debug for SharedPagedKv<E> {
+impl<E: LayerElement> fmt::Debug for SharedPagedKv<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The free lists print without a lock, so that this is legal under any guard.
         f.debug_list().entries(self.layers.iter().map(|layer| &layer.seat.blocks)).finish()

@@ -38,7 +38,7 @@ mod of_std {
 
     use super::super::sequence::Place;
     use super::super::shared::SharedPagedKv;
-    use crate::element::Element;
+    use super::super::spec::LayerElement;
 
     pub(crate) struct Bell {
         waiting: AtomicUsize,
@@ -98,13 +98,13 @@ mod of_std {
         }
     }
 
-    impl<E: Element> SharedPagedKv<E> {
+    impl<E: LayerElement> SharedPagedKv<E> {
         /// Sleeps until what these places lack is free; gives what is left of `most`.
         pub(in super::super) fn wait_for(&self, most: Duration, places: &[Place]) -> Duration {
             let begun = Instant::now();
             let ready = || {
                 let mut layers = self.seats().zip(places);
-                layers.all(|(seat, place)| seat.blocks.free() >= place.lack.blocks())
+                layers.all(|(seat, place)| seat.blocks.free() >= place.lack.free())
             };
             let woken = self.bell.wait(most, ready);
             if woken { most.saturating_sub(begun.elapsed()) } else { Duration::ZERO }

@@ -22,6 +22,8 @@
 //! room refuses to know what attention does with them, who waits for whom (`share`), and what
 //! tokens the rows stand for (`prefix`).
 
+#[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+pub(crate) mod any;
 pub(crate) mod blocks;
 pub(crate) mod contiguous;
 pub(crate) mod memory;

@@ -1,0 +1,178 @@
+//! A store whose stored type is known when the program runs, for layers that differ in it.
+
+use alloc::boxed::Box;
+use core::any::Any;
+use core::fmt;
+
+use super::paged::{Handle, PagedKvStore};
+use super::sequence::PagedKvCache;
+use crate::element::Element;
+use crate::error::PagedKvError;
+use crate::id::{BlockId, StoreId};
+use crate::shape::KvShape;
+
+/// What can be known of a store without its rows, and outlives its lock.
+#[derive(Clone)]
+pub struct Books {
+    pub(crate) id: StoreId,
+    pub(crate) shape: KvShape,
+    pub(crate) bytes_per_block: usize,
+    pub(crate) blocks: Handle,
+}
+
+impl Books {
+    pub(crate) fn of<E: Element>(store: &PagedKvStore<E>) -> Self {
+        Books {
+            id: store.id(),
+            shape: store.shape(),
+            bytes_per_block: store.bytes_per_block(),
+            blocks: Handle::clone(store.blocks()),
+        }
+    }
+}
+
+/// What a sequence over all layers does with the rows of one layer, whatever numbers those are.
+pub trait LayerStore: fmt::Debug + Send + Sync + 'static {
+    /// The store's name.
+    fn id(&self) -> StoreId;
+
+    /// Writes rows of the right length into room that is there.
+    fn append(
+        &mut self,
+        cache: &mut PagedKvCache,
+        k: &[f32],
+        v: &[f32],
+        n: usize,
+    ) -> Result<(), PagedKvError>;
+
+    /// Copies the block that is being filled into `spare`, which takes its place.
+    fn move_tail(&mut self, cache: &mut PagedKvCache, spare: BlockId);
+
+    /// Keeps a path through what was written from `from` on.
+    fn keep_path(&mut self, cache: &mut PagedKvCache, from: usize, path: &[usize]);
+}
+
+impl<E: Element> LayerStore for PagedKvStore<E> {
+    fn id(&self) -> StoreId {
+        self.id()
+    }
+
+    fn append(
+        &mut self,
+        cache: &mut PagedKvCache,
+        k: &[f32],
+        v: &[f32],
+        n: usize,
+    ) -> Result<(), PagedKvError> {
+        cache.append_into_room(self, k, v, n)
+    }
+
+    fn move_tail(&mut self, cache: &mut PagedKvCache, spare: BlockId) {
+        cache.move_tail(self, spare);
+    }
+
+    fn keep_path(&mut self, cache: &mut PagedKvCache, from: usize, path: &[usize]) {
+        cache.keep_path(self, from, path);
+    }
+}
+
+/// A [`PagedKvStore`] of any stored type, which layers that differ in it have in common.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::Int8;
+/// use paged_kv::cache::{AnyPagedKvStore, PagedKvStore};
+///
+/// let store = AnyPagedKvStore::from(PagedKvStore::<Int8>::with_shape(
+///     paged_kv::KvShape::square(16, 1, 32)?,
+///     4,
+/// )?);
+/// assert_eq!(store.element(), "int8");
+/// assert!(store.as_store::<Int8>().is_some() && store.as_store::<f32>().is_none());
+/// # Ok::<(), paged_kv::ShapeError>(())
+/// ```
+pub struct AnyPagedKvStore {
+    books: Books,
+    element: &'static str,
+    store: Box<dyn AsLayerStore>,
+}
+
+/// What the box gives out: the one behaviour, and the type it was made of.
+trait AsLayerStore: LayerStore {
+    fn any(&self) -> &dyn Any;
+    fn any_mut(&mut self) -> &mut dyn Any;
+}
+
+impl<S: LayerStore> AsLayerStore for S {
+    fn any(&self) -> &dyn Any {
+        self
+    }
+
+    fn any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+impl AnyPagedKvStore {
+    /// The name of the stored type: `f32`.
+    pub fn element(&self) -> &'static str {
+        self.element
+    }
+
+    /// The sizes of the store.
+    pub fn shape(&self) -> KvShape {
+        self.books.shape
+    }
+
+    /// The store, where this is the stored type.
+    pub fn as_store<E: Element>(&self) -> Option<&PagedKvStore<E>> {
+        self.store.any().downcast_ref()
+    }
+
+    /// The store, where this is the stored type.
+    pub fn as_store_mut<E: Element>(&mut self) -> Option<&mut PagedKvStore<E>> {
+        self.store.any_mut().downcast_mut()
+    }
+
+    pub(crate) fn books(&self) -> &Books {
+        &self.books
+    }
+}
+
+impl<E: Element> From<PagedKvStore<E>> for AnyPagedKvStore {
+    fn from(store: PagedKvStore<E>) -> Self {
+        AnyPagedKvStore { books: Books::of(&store), element: E::NAME, store: Box::new(store) }
+    }
+}
+
+impl LayerStore for AnyPagedKvStore {
+    fn id(&self) -> StoreId {
+        // Asked of what is in the box: a store that was moved into another's box is noticed.
+        self.store.id()
+    }
+
+    fn append(
+        &mut self,
+        cache: &mut PagedKvCache,
+        k: &[f32],
+        v: &[f32],
+        n: usize,
+    ) -> Result<(), PagedKvError> {
+        self.store.append(cache, k, v, n)
+    }
+
+    fn move_tail(&mut self, cache: &mut PagedKvCache, spare: BlockId) {
+        self.store.move_tail(cache, spare);
+    }
+
+    fn keep_path(&mut self, cache: &mut PagedKvCache, from: usize, path: &[usize]) {
+        self.store.keep_path(cache, from, path);
+    }
+}
+
+impl fmt::Debug for AnyPagedKvStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
