@@ -372,13 +372,14 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             Some(_) => None,
             None => Some(cut::part(&extents, 0, batch.rows)),
         };
-        let masks = match self.task.options.trees {
-            Some(_) => Some(cut::part(&masks, 0, batch.rows)),
-            None => None,
+        let options = &self.task.options;
+        let masks = if options.trees.is_some() || options.keep_first > 0 {
+            Some(cut::part(&masks, 0, batch.rows))
+        } else {
+            None
         };
         let masks = masks.filter(|masks| masks.iter().any(|mask| *mask != u64::MAX));
         let mut rules = [Rule::NONE; MOST_ROWS];
-        let options = &self.task.options;
         let rules = if options.cap.is_some() || options.slopes.is_some() {
             for (line, rule) in rules.iter_mut().enumerate().take(batch.rows) {
                 *rule = self.rule(batch.head, batch.row + line, tile.start);

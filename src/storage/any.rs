@@ -12,7 +12,7 @@ use crate::id::{BlockId, StoreId};
 use crate::shape::KvShape;
 
 /// What can be known of a store without its rows, and outlives its lock.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Books {
     pub(crate) id: StoreId,
     pub(crate) shape: KvShape,
