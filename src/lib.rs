@@ -126,9 +126,9 @@ pub mod cache {
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
     pub use crate::share::guard::{RwLockReadGuard, RwLockWriteGuard};
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
-    pub use crate::share::report::{Holder, PoolMap, PoolStats};
+    pub use crate::share::report::{Holder, PoolMap, PoolStats, SequenceStats};
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
-    pub use crate::share::sequence::{PagedSequence, SequenceStats};
+    pub use crate::share::sequence::PagedSequence;
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
     pub use crate::share::shared::SharedPagedKv;
     #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]

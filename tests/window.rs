@@ -23,7 +23,7 @@ fn store<E: Element>(block_size: usize, blocks: usize) -> PagedKvStore<E> {
 }
 
 /// Key and value rows that a position determines.
-fn rows(positions: std::ops::Range<usize>) -> (Vec<f32>, Vec<f32>) {
+fn rows(positions: core::ops::Range<usize>) -> (Vec<f32>, Vec<f32>) {
     let of = |salt: u64| {
         let row = |position| Numbers::new(salt + position as u64).normals(ROW);
         positions.clone().flat_map(row).collect::<Vec<f32>>()

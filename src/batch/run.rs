@@ -255,7 +255,8 @@ impl BatchPlan {
             let first = *cut::one(caches, with);
             for place in joint.places.clone().skip(1) {
                 let sequence = index(place);
-                let block = first.blocks_in_common(*cut::one(caches, sequence));
+                let other = *cut::one(caches, sequence);
+                let block = first.blocks_in_common(other);
                 if block < blocks {
                     return Err(BatchError::NotShared { sequence, with, block });
                 }

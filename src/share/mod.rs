@@ -46,6 +46,7 @@ pub(crate) mod guard;
 pub(crate) mod lock;
 pub(crate) mod report;
 pub(crate) mod room;
+mod seat;
 pub(crate) mod sequence;
 pub(crate) mod shared;
 pub(crate) mod spec;

@@ -4,6 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt;
 
+use super::seat::Seat;
 use super::shared::SharedPagedKv;
 use crate::error::{InvariantReport, Miscount};
 use crate::id::{BlockId, PageGroup};
@@ -113,9 +114,7 @@ impl<E: super::spec::LayerElement> SharedPagedKv<E> {
     /// One allocation; visits the blocks that were ever held. Takes the group table's lock and
     /// waits for no guard.
     pub fn stats(&self) -> PoolStats {
-        let of = |seat: &super::shared::Seat| {
-            StoreStats::of(&seat.blocks, seat.shape, seat.bytes_per_block)
-        };
+        let of = |seat: &Seat| StoreStats::of(&seat.blocks, seat.shape, seat.bytes_per_block);
         let layers = self.seats().map(of).collect();
         let groups = self.groups.lock().living().count();
         PoolStats { layers, numbers: self.numbers(), groups, free_groups: self.free_groups() }
@@ -134,6 +133,28 @@ impl<E: super::spec::LayerElement> SharedPagedKv<E> {
     /// The layer of each store.
     fn numbers(&self) -> Vec<usize> {
         self.seats().map(|seat| seat.layer).collect()
+    }
+}
+
+/// What one sequence holds, over all layers. Prints as one line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SequenceStats {
+    /// Positions committed.
+    pub len: usize,
+    /// Blocks in its tables, the layers added up.
+    pub blocks: usize,
+    /// Of those, blocks that others hold as well.
+    pub shared: usize,
+    /// Positions in its blocks that hold none of its rows, the layers added up: the rest of the
+    /// block that is being filled, and reserved room.
+    pub waste: usize,
+}
+
+impl fmt::Display for SequenceStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SequenceStats { len, blocks, shared, waste } = self;
+        write!(f, "{len} positions in {blocks} blocks ({shared} shared), {waste} places unused")
     }
 }
 

@@ -6,8 +6,8 @@ use core::ops::Deref;
 #[cfg(feature = "std")]
 use core::time::Duration;
 
-use super::report::Holder;
-use super::shared::SharedPagedKv;
+use super::report::{Holder, SequenceStats};
+use super::shared::{SharedPagedKv, no_layer};
 use super::spec::LayerElement;
 use crate::error::PagedKvError;
 use crate::id::{BlockId, PageGroup, StoreId};
@@ -559,28 +559,6 @@ fn check_rows(
     Ok(())
 }
 
-/// What one sequence holds, over all layers. Prints as one line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SequenceStats {
-    /// Positions committed.
-    pub len: usize,
-    /// Blocks in its tables, the layers added up.
-    pub blocks: usize,
-    /// Of those, blocks that others hold as well.
-    pub shared: usize,
-    /// Positions in its blocks that hold none of its rows, the layers added up: the rest of the
-    /// block that is being filled, and reserved room.
-    pub waste: usize,
-}
-
-impl fmt::Display for SequenceStats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SequenceStats { len, blocks, shared, waste } = self;
-        write!(f, "{len} positions in {blocks} blocks ({shared} shared), {waste} places unused")
-    }
-}
-
 impl<P, E> Drop for PagedSequence<P, E>
 where
     P: Deref<Target = SharedPagedKv<E>>,
@@ -611,11 +589,4 @@ impl<I: Iterator<Item: fmt::Debug> + Clone> fmt::Debug for DebugList<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.clone()).finish()
     }
-}
-
-#[cold]
-#[inline(never)]
-#[track_caller]
-fn no_layer(layer: usize, layers: usize) -> ! {
-    panic!("layer {layer} is out of range, there are {layers}")
 }

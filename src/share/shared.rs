@@ -4,19 +4,17 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::groups::{Groups, Release};
-use super::guard::{RwLockReadGuard, RwLockWriteGuard, Watch};
-use super::lock::{Gate, GateGuard, Lock, Mutex};
+use super::guard::{RwLockReadGuard, RwLockWriteGuard};
+use super::lock::{GateGuard, Lock, Mutex};
+use super::seat::Seat;
 use super::spec::LayerElement;
 use super::wait::Bell;
 use crate::element::Element;
 use crate::error::{GroupError, PagedKvError, ShapeError};
-use crate::id::{BlockId, PageGroup, StoreId};
+use crate::id::{BlockId, PageGroup};
 use crate::shape::KvShape;
-use crate::storage::any::{Books, LayerStore};
-use crate::storage::blocks::Blocks;
 use crate::storage::paged::PagedKvStore;
 use crate::storage::rows;
 use crate::storage::sequence::PagedKvCache;
@@ -104,27 +102,6 @@ pub(super) struct Layer<E: LayerElement> {
     pub(super) seat: Seat,
 }
 
-/// What is known of a layer without its lock.
-pub(super) struct Seat {
-    /// The first layer that reads this store.
-    pub(super) layer: usize,
-    pub(super) class: usize,
-    /// What sequences keep here, where that is not everything.
-    pub(super) window: Option<KvWindow>,
-    gate: Gate,
-    /// The free list of the store that the layer began with.
-    pub(super) blocks: Arc<Blocks>,
-    /// That store's name.
-    pub(super) store: StoreId,
-    /// Its shape, and what one of its blocks takes.
-    pub(super) shape: KvShape,
-    pub(super) bytes_per_block: usize,
-    /// Those who wait for blocks are told here.
-    bell: Arc<Bell>,
-    /// Another store was found in its place. Set with lock and gate held, never cleared.
-    displaced: AtomicBool,
-}
-
 impl SharedPagedKv<f32> {
     /// One store per layer, each with `blocks_per_layer` blocks of `block_size` positions, for
     /// `n_kv_heads` heads whose key and value rows are `head_dim` numbers of `f32`.
@@ -197,19 +174,8 @@ impl<E: LayerElement> SharedPagedKv<E> {
         let groups = Groups::new(PageGroup::fresh_pool(), stores.len());
         let bell = Arc::new(Bell::new());
         let layers = stores.into_iter().enumerate().map(|(index, (store, class, window))| {
-            let Books { id, shape, bytes_per_block, blocks } = E::books(&store);
-            let seat = Seat {
-                layer: of_layer.iter().position(|&of| of == index).unwrap_or(index),
-                class,
-                window,
-                gate: Gate::new(),
-                blocks,
-                store: id,
-                shape,
-                bytes_per_block,
-                bell: Arc::clone(&bell),
-                displaced: AtomicBool::new(false),
-            };
+            let layer = of_layer.iter().position(|&of| of == index).unwrap_or(index);
+            let seat = Seat::new(E::books(&store), layer, class, window, Arc::clone(&bell));
             Layer { seat, lock: Lock::new(store) }
         });
         SharedPagedKv { layers: layers.collect(), of_layer, groups: Mutex::new(groups), bell }
@@ -347,9 +313,9 @@ impl<E: LayerElement> SharedPagedKv<E> {
     ///
     /// # Deadlock
     ///
-    /// Waits for writers of any layer, never for readers, and for nobody where a layer is
-    /// exhausted already. The thread must hold no write guard of
-    /// this `SharedPagedKv`: it would wait for itself; debug builds with `std` panic instead.
+    /// Waits for writers of any layer, never for readers, and for nobody where a layer is exhausted
+    /// already. The thread must hold no write guard of this `SharedPagedKv`: it would wait for
+    /// itself; debug builds with `std` panic instead.
     ///
     /// # Cost
     ///
@@ -543,30 +509,6 @@ impl<E: LayerElement> Layer<E> {
     }
 }
 
-impl Seat {
-    /// Stops a call that would wait for a write guard of its own thread, where that is known.
-    #[track_caller]
-    fn not_mine(&self, call: &str, layer: usize) {
-        if self.gate.is_mine() {
-            waits_for_itself(call, layer);
-        }
-    }
-
-    fn is_displaced(&self) -> bool {
-        self.displaced.load(Ordering::Acquire)
-    }
-}
-
-impl<S: LayerStore> Watch<S> for Seat {
-    fn before_unlock(&self, store: &S) {
-        if store.id() != self.store {
-            self.displaced.store(true, Ordering::Release);
-        }
-        // What was given back under this guard was given back without a word.
-        self.bell.ring();
-    }
-}
-
 impl<E: LayerElement> fmt::Debug for SharedPagedKv<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The free lists print without a lock, so that this is legal under any guard.
@@ -577,15 +519,8 @@ impl<E: LayerElement> fmt::Debug for SharedPagedKv<E> {
 #[cold]
 #[inline(never)]
 #[track_caller]
-fn no_layer(layer: usize, layers: usize) -> ! {
+pub(super) fn no_layer(layer: usize, layers: usize) -> ! {
     panic!("layer {layer} is out of range, there are {layers}")
-}
-
-#[cold]
-#[inline(never)]
-#[track_caller]
-fn waits_for_itself(call: &str, layer: usize) -> ! {
-    panic!("`{call}` under this thread's own write guard of layer {layer} would wait for ever")
 }
 
 #[cold]

@@ -1,5 +1,6 @@
 //! One sequence in a shared store: a table of blocks and a length.
 
+mod read;
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
 pub(crate) mod step;
 pub(crate) mod window;
@@ -11,7 +12,7 @@ use super::paged::PagedKvStore;
 use super::rows;
 use super::view::KvView;
 use crate::element::Element;
-use crate::error::{PagedKvError, Side, WrongStore};
+use crate::error::{PagedKvError, WrongStore};
 use crate::id::{BlockId, StoreId};
 use crate::shape::KvShape;
 use window::{Hole, KvWindow};
@@ -376,47 +377,6 @@ impl PagedKvCache {
         self.store
     }
 
-    /// Copies the key row of one position and KV head into `out`.
-    ///
-    /// Keys are stored transposed, so that no slice of the store is a row; this gathers one.
-    ///
-    /// # Errors
-    ///
-    /// [`PagedKvError::WrongStore`], [`PagedKvError::PositionOutOfRange`],
-    /// [`PagedKvError::HeadOutOfRange`], [`PagedKvError::PositionFreed`] for a position that the
-    /// window has passed, and [`PagedKvError::RowLength`] where `out` is not `k_width` long. `out`
-    /// is as it was then.
-    pub fn copy_k_row<E: Element>(
-        &self,
-        store: &PagedKvStore<E>,
-        pos: usize,
-        kv_head: usize,
-        out: &mut [f32],
-    ) -> Result<(), PagedKvError> {
-        let block = self.find(store, pos, kv_head)?;
-        rows::check_out(Side::Key, store.shape().k_width(), out)?;
-        store.read_k(block, kv_head, pos % store.block_size(), out);
-        Ok(())
-    }
-
-    /// Copies the value row of one position and KV head into `out`.
-    ///
-    /// # Errors
-    ///
-    /// As [`copy_k_row`](Self::copy_k_row), for `v_width`.
-    pub fn copy_v_row<E: Element>(
-        &self,
-        store: &PagedKvStore<E>,
-        pos: usize,
-        kv_head: usize,
-        out: &mut [f32],
-    ) -> Result<(), PagedKvError> {
-        let block = self.find(store, pos, kv_head)?;
-        rows::check_out(Side::Value, store.shape().v_width(), out)?;
-        store.read_v(block, kv_head, pos % store.block_size(), out);
-        Ok(())
-    }
-
     /// The sequence's pages, for attention. An empty sequence bound to no store views any.
     pub(crate) fn view<'a, E: Element>(
         &'a self,
@@ -437,18 +397,6 @@ impl PagedKvCache {
             Some(need) if need != have => Err(WrongStore { need, have }),
             _ => Ok(()),
         }
-    }
-
-    fn find<E: Element>(
-        &self,
-        store: &PagedKvStore<E>,
-        position: usize,
-        head: usize,
-    ) -> Result<BlockId, PagedKvError> {
-        self.check_store(store.id())?;
-        rows::check_place(store.shape(), self.len, position, head)?;
-        self.check_kept(store.shape(), position)?;
-        Ok(self.table[self.hole.entry(position / store.block_size())])
     }
 
     /// Sorts a copy in the memory that becomes the table anyway.
