@@ -46,6 +46,27 @@
 //! [`fork`](crate::cache::PagedSequence::fork) at any time between steps: several answers to one
 //! prompt, or beams.
 //!
+//! # Layers that differ
+//!
+//! A model whose layers are not alike says what each is:
+//! [`with_layers`](crate::cache::SharedPagedKv::with_layers) takes a
+//! [`LayerSpec`](crate::cache::LayerSpec) for each, with its shape, its blocks, its window, and, for
+//! [`Mixed`](crate::cache::Mixed) layers, its stored type.
+//!
+//! Where a layer has a window ([`KvWindow`](crate::cache::KvWindow), with or without first positions
+//! that are kept), a sequence gives back what the window has passed when it next takes blocks. So the
+//! blocks of a sliding layer are bounded by its window and not by the text, and
+//! [`can_ever_fit`](crate::cache::SharedPagedKv::can_ever_fit) counts with that. Attention over such a
+//! layer is asked for with a [`window`](crate::attention::AttentionOptions::window) (and
+//! [`keep_first`](crate::attention::AttentionOptions::keep_first)) within what is kept; anything else
+//! is refused and names the position that is gone. The last step can always be taken back; a
+//! [`truncate`](crate::cache::PagedSequence::truncate) past that is refused where a window would have
+//! a gap. Page groups, and so cached prefixes, are a block in every layer, sliding ones too: they hold
+//! their blocks as long as they live.
+//!
+//! In a batch, layers with windows and layers without are attended by plans of their own where blocks
+//! are shared: what stands in the same blocks at the beginning is gone in a sliding layer.
+//!
 //! # An engine in small
 //!
 //! Two requests with the same beginning through two layers. What a model would compute is made up.
@@ -167,7 +188,7 @@
 //! |---|---|---|---|---|
 //! | `SharedPagedKv::read` | read | | | |
 //! | `write` | write | its own | | |
-//! | `write_all` | write, all | all | | the guards |
+//! | `write_all` | write, all (one for each store) | all | | the guards |
 //! | `acquire_group`, `acquire_groups` | | all | group table | gates, handles; the table may grow |
 //! | `retain_group`, `release_group`, `group_refs`, `group_blocks` | | | group table | `group_blocks` its answer |
 //! | `free_blocks`, `free_groups`, `can_ever_fit`, `release` of a bare sequence | | | | |

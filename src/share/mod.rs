@@ -37,8 +37,9 @@
 //! middle of unwinding. Giving back must not wait for anything that its own thread may hold.
 //!
 //! [`lock`] is the one file that knows whose locks these are, and [`wait`] has the bell at which
-//! those sleep who wait for blocks; [`groups`] keeps the handles; [`shared`] is where the order
-//! above is carried out, and nowhere else. On top of it stand [`room`] (many blocks, all or none),
+//! those sleep who wait for blocks; [`groups`] keeps the handles; [`seat`] is a layer's store as it is
+//! known without its lock; [`shared`] is where the order above is carried out, and nowhere else; [`spec`]
+//! says what the layers are, where they differ. On top of it stand [`room`] (many blocks, all or none),
 //! [`sequence`] (a request over all layers) and [`report`] (recounts, numbers, pictures).
 
 pub(crate) mod groups;

@@ -18,6 +18,15 @@
 //! Both stand in [`memory`]: lines of 64 bytes, allocated lazily or brought by the caller, and the
 //! one file of this room with `unsafe` in it.
 //!
+//! A sequence may keep a window of its past. Its table then has a hole: the blocks that the window has
+//! passed are gone from it, and positions keep their numbers.
+//!
+//! ```text
+//! positions   0 .. 63 | 64 ........ 383 | 384 ........ 499      first tile, gone, window
+//! table     [ b5 .. b8                    b1 .. b9 ]            hole at 4, of 20 blocks
+//! ```
+//!
+//! [`any`] is a store whose stored type is known when the program runs, for layers that differ in it.
 //! [`view`] is the one currency handed out: pages in order, and how many positions count. The
 //! room refuses to know what attention does with them, who waits for whom (`share`), and what
 //! tokens the rows stand for (`prefix`).
