@@ -51,20 +51,21 @@ mod groups {
 #[cfg(any(feature = "std", feature = "spin"))]
 mod requests {
     use super::{config, programs};
-    use paged_kv::internal::request_ops::{Model, Op};
+    use paged_kv::internal::request_ops::{Model, Op, World};
     use paged_kv::{Element, every_type};
     use proptest::prelude::*;
 
     fn requests_over_all_layers_hold_what_was_committed_and_every_block_is_counted<E: Element>() {
         proptest!(config::<E>(), |(program in programs())| {
             let ops: Vec<Op> = program.into_iter().map(Op::decode).collect();
-            Model::<E>::run(&ops);
+            Model::<E>::run(World::SMALL, &ops);
+            Model::<E>::run(World::WINDOWS, &ops);
         });
     }
 
     fn the_model_notices_a_request_that_was_forgotten<E: Element>() {
-        let shared = Model::<E>::layers();
-        let mut model = Model::new(&shared);
+        let shared = Model::<E>::layers(World::SMALL);
+        let mut model = Model::new(World::SMALL, &shared);
         model.step(Op::Step { request: 0, n: 2, keep: 2 });
         model.check();
         model.forget(0);
@@ -96,7 +97,9 @@ fn a_fixed_run_reaches_every_operation<E: Element>() {
     {
         use paged_kv::internal::{group_ops, request_ops};
         group_ops::Model::<E>::run(&group_ops::Op::decode_all(&bytes));
-        request_ops::Model::<E>::run(&request_ops::Op::decode_all(&bytes));
+        let ops = request_ops::Op::decode_all(&bytes);
+        request_ops::Model::<E>::run(request_ops::World::SMALL, &ops);
+        request_ops::Model::<E>::run(request_ops::World::WINDOWS, &ops);
     }
 }
 

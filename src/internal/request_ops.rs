@@ -8,19 +8,56 @@
 use alloc::vec::Vec;
 
 use super::sequence_ops::{rows, stored};
-use crate::cache::{Holder, PagedSequence, PagedStoreExhausted, SharedPagedKv};
+use crate::cache::{
+    Holder, KvWindow, LayerSpec, PagedSequence, PagedStoreExhausted, SharedPagedKv,
+};
 use crate::element::Element;
 use crate::error::PagedKvError;
 use crate::id::PageGroup;
 use crate::shape::{KvDims, KvShape};
-use crate::storage::paged::PagedKvStore;
 
 /// Requests the operations work on.
 pub const REQUESTS: usize = 4;
 const LAYERS: usize = 3;
-/// Blocks and their sizes differ, and the layer that runs out first changes with the lengths.
-const BLOCKS: [usize; LAYERS] = [9, 8, 5];
-const BLOCK_SIZES: [usize; LAYERS] = [2, 2, 3];
+
+/// How large the layers are.
+#[derive(Clone, Copy, Debug)]
+pub struct World {
+    blocks: [usize; LAYERS],
+    block_sizes: [usize; LAYERS],
+    windows: [Option<KvWindow>; LAYERS],
+    /// Positions that one of an operation stands for.
+    unit: usize,
+}
+
+impl World {
+    /// Blocks and their sizes differ, and the layer that runs out first changes with the lengths.
+    pub const SMALL: World =
+        World { blocks: [9, 8, 5], block_sizes: [2, 2, 3], windows: [None; LAYERS], unit: 1 };
+    /// Two layers with windows, long steps, and pools in which somebody is always short.
+    pub const WINDOWS: World = World {
+        blocks: [17, 14, 48],
+        block_sizes: [32, 48, 16],
+        windows: [Some(KvWindow::last(40)), Some(KvWindow::last(100).and_first(3)), None],
+        unit: 17,
+    };
+
+    /// The blocks that a layer of a sequence needs which took its last ones when it had `taken`
+    /// positions: those with a tile that a query there or later sees. Position by position, which is
+    /// slow and hard to get wrong.
+    fn needed(&self, layer: usize, taken: usize, block: usize) -> bool {
+        let Some(window) = self.windows[layer] else { return true };
+        let sees = |position| position < window.first() || position + window.window() > taken;
+        let tile = |tile: usize| (tile * 64..tile * 64 + 64).any(sees);
+        let size = self.block_sizes[layer];
+        (block * size / 64..=(block * size + size - 1) / 64).any(tile)
+    }
+
+    /// The first blocks of a layer, those that are needed.
+    fn kept(&self, layer: usize, taken: usize, blocks: usize) -> Vec<usize> {
+        (0..blocks).filter(|&block| self.needed(layer, taken, block)).collect()
+    }
+}
 
 /// One operation. Numbers out of range are brought into range by the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +119,9 @@ struct Truth {
     committed: Vec<u32>,
     /// Written in each layer since.
     written: [Vec<u32>; LAYERS],
+    /// How many were committed when the layer last took blocks, and let go of those its window had
+    /// passed.
+    taken: [usize; LAYERS],
 }
 
 impl Truth {
@@ -113,24 +153,29 @@ pub struct Model<'a, E: Element = f32> {
     truths: Vec<Truth>,
     prefixes: Vec<Prefix>,
     next_tag: u32,
+    world: World,
 }
 
 impl<'a, E: Element> Model<'a, E> {
     /// Three layers, in poison: memory nobody wrote holds what is not a number.
-    pub fn layers() -> SharedPagedKv<E> {
-        let stores = BLOCKS.iter().zip(BLOCK_SIZES).map(|(&blocks, block_size)| {
+    pub fn layers(world: World) -> SharedPagedKv<E> {
+        let spec = |layer: usize| {
+            let block_size = world.block_sizes[layer];
             let dims = KvDims { block_size, n_kv_heads: 2, k_width: 3, v_width: 2 };
             let shape = KvShape::new(dims).expect("a small shape");
-            let mut store = PagedKvStore::with_shape(shape, blocks).expect("a small store");
-            store.poison_free();
-            store
-        });
-        SharedPagedKv::from_stores(stores.collect())
+            let spec = LayerSpec::new(shape, world.blocks[layer]);
+            world.windows[layer].map_or(spec, |window| spec.window(window))
+        };
+        let specs: [LayerSpec; LAYERS] = core::array::from_fn(spec);
+        let shared = SharedPagedKv::<E>::with_layers(&specs).expect("small stores");
+        (0..LAYERS).for_each(|layer| shared.write(layer).poison_free());
+        shared
     }
 
     /// No request holds anything.
-    pub fn new(shared: &'a SharedPagedKv<E>) -> Self {
+    pub fn new(world: World, shared: &'a SharedPagedKv<E>) -> Self {
         Model {
+            world,
             shared,
             requests: (0..REQUESTS).map(|_| PagedSequence::new(shared)).collect(),
             truths: alloc::vec![Truth::default(); REQUESTS],
@@ -140,9 +185,9 @@ impl<'a, E: Element> Model<'a, E> {
     }
 
     /// Runs a program, comparing everything after each step, and then drops all.
-    pub fn run(ops: &[Op]) {
-        let shared = Self::layers();
-        let mut model = Model::new(&shared);
+    pub fn run(world: World, ops: &[Op]) {
+        let shared = Self::layers(world);
+        let mut model = Model::new(world, &shared);
         for op in ops {
             model.step(*op);
             model.check();
@@ -152,7 +197,7 @@ impl<'a, E: Element> Model<'a, E> {
         }
         drop(model);
         assert_eq!(shared.check_invariants([]), Ok(()));
-        for (layer, total) in BLOCKS.into_iter().enumerate() {
+        for (layer, total) in world.blocks.into_iter().enumerate() {
             assert_eq!(shared.free_blocks(layer), total);
         }
     }
@@ -160,23 +205,24 @@ impl<'a, E: Element> Model<'a, E> {
     /// Runs one operation and compares its result.
     pub fn step(&mut self, op: Op) {
         let at = |request: u8| request as usize % REQUESTS;
+        let unit = self.world.unit;
         match op {
-            Op::Reserve { request, n } => drop(self.reserve(at(request), n as usize % 9)),
+            Op::Reserve { request, n } => drop(self.reserve(at(request), n as usize % 9 * unit)),
             Op::Write { request, layer, n } => {
                 let first = self.truths[at(request)].written[layer as usize % LAYERS].len();
-                self.write(at(request), layer as usize % LAYERS, first, n as usize % 5);
+                self.write(at(request), layer as usize % LAYERS, first, n as usize % 5 * unit);
             }
             Op::Step { request, n, keep } => {
-                let (request, n) = (at(request), n as usize % 5 + 1);
+                let (request, n) = (at(request), n as usize % 5 * unit + 1);
                 self.abandon(request);
                 if self.reserve(request, n) {
                     (0..LAYERS).for_each(|layer| self.write(request, layer, 0, n));
-                    self.commit(request, n.min(keep as usize % 8));
+                    self.commit(request, n.min(keep as usize % 8 * unit));
                 }
             }
-            Op::Commit { request, n } => self.commit(at(request), n as usize % 4),
+            Op::Commit { request, n } => self.commit(at(request), n as usize % 4 * unit),
             Op::Abandon { request } => self.abandon(at(request)),
-            Op::Truncate { request, len } => self.truncate(at(request), len as usize),
+            Op::Truncate { request, len } => self.truncate(at(request), len as usize * unit),
             Op::Fork { from, to } if at(from) != at(to) => {
                 self.step(Op::Forget { request: to });
                 self.requests[at(to)] = self.requests[at(from)].fork().expect("counts have room");
@@ -189,7 +235,7 @@ impl<'a, E: Element> Model<'a, E> {
                 self.truths[at(request)] = Truth::default();
             }
             Op::Begin { to, n } => self.begin(at(to), n as usize % 4),
-            Op::Adopt { to, from, len } => self.adopt(at(to), at(from), len as usize),
+            Op::Adopt { to, from, len } => self.adopt(at(to), at(from), len as usize * unit),
             Op::Forget { request } => {
                 let prefix = core::mem::take(&mut self.prefixes[at(request)]);
                 for group in prefix.groups {
@@ -223,8 +269,17 @@ impl<'a, E: Element> Model<'a, E> {
     fn check_rows(&self, request: &Request<'a, E>, truth: &Truth, layer: usize) {
         let (store, cache) = (self.shared.read(layer), request.cache(layer));
         assert_eq!(cache.seq_len(), truth.len(layer), "layer {layer}");
+        let (held, freed) = (cache.block_table().len(), cache.freed_blocks());
+        let have: Vec<_> = (0..held + freed.len()).filter(|block| !freed.contains(block)).collect();
+        assert_eq!(have, self.world.kept(layer, truth.taken[layer], held + freed.len()));
         for (position, tag) in truth.tags(layer).enumerate() {
             let (mut k, mut v) = ([0.0; 3], [0.0; 2]);
+            let block = position / self.world.block_sizes[layer];
+            if !self.world.needed(layer, truth.taken[layer], block) {
+                let got = cache.copy_k_row(&store, position, 1, &mut k);
+                assert!(matches!(got, Err(PagedKvError::PositionFreed { .. })), "{got:?}");
+                continue;
+            }
             assert_eq!(cache.copy_k_row(&store, position, 1, &mut k), Ok(()));
             assert_eq!(cache.copy_v_row(&store, position, 1, &mut v), Ok(()));
             let (k_all, v_all) = stored::<E>(tag * LAYERS as u32 + layer as u32);
@@ -233,10 +288,17 @@ impl<'a, E: Element> Model<'a, E> {
         }
     }
 
-    /// Whether others name the block of a request that stands at `index`, a prefix's group among
-    /// them.
+    /// Blocks of a request in a layer, those among them that its window has passed.
+    fn blocks(&self, request: usize, layer: usize) -> usize {
+        let cache = self.requests[request].cache(layer);
+        cache.block_table().len() + cache.freed_blocks().len()
+    }
+
+    /// Whether others name the `index`-th block of a request, a prefix's group among them.
     fn others(&self, request: usize, layer: usize, index: usize) -> bool {
-        let block = self.requests[request].cache(layer).block_table()[index];
+        let taken = self.truths[request].taken[layer];
+        let entry = self.world.kept(layer, taken, index).len();
+        let block = self.requests[request].cache(layer).block_table()[entry];
         let named = self.requests.iter().enumerate().any(|(other, sequence)| {
             other != request && sequence.cache(layer).block_table().contains(&block)
         });
@@ -244,15 +306,15 @@ impl<'a, E: Element> Model<'a, E> {
         named || groups.any(|&group| self.shared.group_block(group, layer) == Some(block))
     }
 
-    /// Blocks that each layer lacks for `n` more positions.
+    /// Blocks that each layer has to take for `n` more positions.
     fn lack(&self, request: usize, n: usize) -> [usize; LAYERS] {
         core::array::from_fn(|layer| {
-            let (truth, size) = (&self.truths[request], BLOCK_SIZES[layer]);
+            let (truth, size) = (&self.truths[request], self.world.block_sizes[layer]);
             let (len, end) = (truth.len(layer), truth.committed.len() + n);
             if end <= len {
                 return 0;
             }
-            let have = self.requests[request].cache(layer).block_table().len();
+            let have = self.blocks(request, layer);
             let mut room = len.div_ceil(size)..have.min(end.div_ceil(size));
             let keep = room.find(|&index| self.others(request, layer, index)).unwrap_or(have);
             let copy = len % size != 0 && self.others(request, layer, len / size);
@@ -260,17 +322,32 @@ impl<'a, E: Element> Model<'a, E> {
         })
     }
 
+    /// Blocks that become free where each layer lets go of what its window has passed.
+    fn gains(&self, request: usize) -> [usize; LAYERS] {
+        core::array::from_fn(|layer| {
+            let truth = &self.truths[request];
+            let kept = self.world.kept(layer, truth.taken[layer], self.blocks(request, layer));
+            let passed = kept.into_iter().filter(|&index| {
+                !self.world.needed(layer, truth.committed.len(), index)
+                    && !self.others(request, layer, index)
+            });
+            passed.count()
+        })
+    }
+
     fn reserve(&mut self, request: usize, n: usize) -> bool {
-        let lack = self.lack(request, n);
+        let (lack, gains) = (self.lack(request, n), self.gains(request));
+        let need: [usize; LAYERS] =
+            core::array::from_fn(|layer| lack[layer].saturating_sub(gains[layer]));
         let free: [usize; LAYERS] = core::array::from_fn(|layer| self.shared.free_blocks(layer));
-        let short = (0..LAYERS).find(|&layer| lack[layer] > free[layer]);
+        let short = (0..LAYERS).find(|&layer| need[layer] > free[layer]);
         let before: Vec<_> = (0..LAYERS)
             .map(|layer| self.requests[request].cache(layer).block_table().to_vec())
             .collect();
         let got = self.requests[request].reserve(n);
         match short {
             Some(layer) => {
-                let (need, free) = (lack[layer], free[layer]);
+                let (need, free) = (need[layer], free[layer]);
                 assert_eq!(got, Err(PagedStoreExhausted { need, free }.into()));
                 for (layer, before) in before.iter().enumerate() {
                     assert_eq!(self.requests[request].cache(layer).block_table(), before);
@@ -278,6 +355,10 @@ impl<'a, E: Element> Model<'a, E> {
             }
             None => {
                 assert_eq!(got, Ok(()));
+                let truth = &mut self.truths[request];
+                for (layer, _) in lack.iter().enumerate().filter(|(_, lack)| **lack > 0) {
+                    truth.taken[layer] = truth.taken[layer].max(truth.committed.len());
+                }
                 assert_eq!(self.lack(request, n), [0; LAYERS], "what was reserved is there");
             }
         }
@@ -286,10 +367,10 @@ impl<'a, E: Element> Model<'a, E> {
 
     /// Positions of a layer that can be written.
     fn room(&self, request: usize, layer: usize) -> usize {
-        let (len, size) = (self.truths[request].len(layer), BLOCK_SIZES[layer]);
-        let table = self.requests[request].cache(layer).block_table();
+        let (len, size) = (self.truths[request].len(layer), self.world.block_sizes[layer]);
         let first = len / size;
-        let ours = (first..table.len()).take_while(|&index| !self.others(request, layer, index));
+        let blocks = self.blocks(request, layer);
+        let ours = (first..blocks).take_while(|&index| !self.others(request, layer, index));
         ((first + ours.count()) * size).saturating_sub(len)
     }
 
@@ -353,12 +434,23 @@ impl<'a, E: Element> Model<'a, E> {
             assert_eq!(got, Err(PagedKvError::PositionOutOfRange { position: len, len: have }));
             return;
         }
+        let gone = (0..LAYERS).any(|layer| {
+            let (size, taken) = (self.world.block_sizes[layer], self.truths[request].taken[layer]);
+            let needed = self.world.kept(layer, len, len.div_ceil(size));
+            needed.into_iter().any(|block| !self.world.needed(layer, taken, block))
+        });
+        if gone {
+            assert!(matches!(got, Err(PagedKvError::PositionFreed { .. })), "{got:?}");
+            return;
+        }
         assert_eq!(got, Ok(()));
-        self.truths[request].committed.truncate(len);
-        self.truths[request].abandon();
-        for (layer, size) in BLOCK_SIZES.into_iter().enumerate() {
-            let table = self.requests[request].cache(layer).block_table();
-            assert_eq!(table.len(), len.div_ceil(size), "no block more than is needed");
+        let truth = &mut self.truths[request];
+        truth.committed.truncate(len);
+        truth.abandon();
+        truth.taken = truth.taken.map(|taken| taken.min(len));
+        for (layer, size) in self.world.block_sizes.into_iter().enumerate() {
+            let blocks = self.blocks(request, layer);
+            assert_eq!(blocks, len.div_ceil(size), "no block more than is needed");
         }
     }
 
@@ -381,9 +473,9 @@ impl<'a, E: Element> Model<'a, E> {
         };
         assert!(n <= free);
         assert_eq!(self.requests[to].adopt_groups(&groups, 0), Ok(()));
-        // Two places in each layer. The model does not know the groups yet, and so takes their
+        // As many places as each layer has in a block. The model does not know the groups yet, and so takes their
         // blocks for the request's own, which is what room is.
-        let len = 2 * groups.len();
+        let len = self.in_group() * groups.len();
         assert_eq!(self.lack(to, len), [0; LAYERS]);
         assert!(self.reserve(to, len));
         (0..LAYERS).for_each(|layer| self.write(to, layer, 0, len));
@@ -393,13 +485,18 @@ impl<'a, E: Element> Model<'a, E> {
         self.prefixes[to] = Prefix { groups, tags };
     }
 
+    /// Places of a group that every layer has.
+    fn in_group(&self) -> usize {
+        self.world.block_sizes.into_iter().min().unwrap_or(1)
+    }
+
     fn adopt(&mut self, to: usize, from: usize, len: usize) {
         let prefix = &self.prefixes[from];
         let len = len % (prefix.tags.len() + 1);
         let blocks: usize =
             (0..LAYERS).map(|layer| self.requests[to].cache(layer).block_table().len()).sum();
         // No more groups than have rows: a block of three holds more than a group is filled with.
-        let groups = &prefix.groups[..len.div_ceil(2)];
+        let groups = &prefix.groups[..len.div_ceil(self.in_group())];
         let got = self.requests[to].adopt_groups(groups, len);
         if blocks > 0 {
             let have = self.truths[to].committed.len();
@@ -408,5 +505,6 @@ impl<'a, E: Element> Model<'a, E> {
         }
         assert_eq!(got, Ok(()));
         self.truths[to].committed = prefix.tags[..len].to_vec();
+        self.truths[to].taken = [len; LAYERS];
     }
 }
