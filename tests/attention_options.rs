@@ -559,7 +559,7 @@ fn every_option_is_reached_beside_every_other<E: Element>() {
                 case.rules = Rules {
                     scale: has(Rules::SCALE).then_some(0.75),
                     soft_cap: has(Rules::CAP).then_some(0.8),
-                    alibi_slopes: has(Rules::ALIBI).then(|| vec![0.03125, 0.0625]),
+                    alibi_slopes: has(Rules::ALIBI).then(|| vec![0.0078125, 0.015625]),
                     window: has(Rules::WINDOW).then_some(30),
                     keep_first: has(Rules::FIRST).then_some(5),
                     sinks: has(Rules::SINKS).then(|| vec![0.5, -0.5]),
