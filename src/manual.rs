@@ -41,7 +41,11 @@
 //!    next one. That wants page groups: a request whose prompt is to be cached takes them
 //!    ([`acquire_groups`](crate::cache::SharedPagedKv::acquire_groups)) and adopts them as room to grow
 //!    into.
-//! 7. **The end.** Drop the sequence. That waits for nothing, under any guard and while unwinding.
+//! 7. **Elsewhere.** Between two steps a request can be [`save`](crate::cache::PagedSequence::save)d, to
+//!    make room or to move it, and [`restore`](crate::cache::PagedSequence::restore)d into another
+//!    sequence, here or on another machine, with the same bits. [`wire`](crate::wire) draws the bytes and
+//!    says how to keep them in an object store.
+//! 8. **The end.** Drop the sequence. That waits for nothing, under any guard and while unwinding.
 //!
 //! [`fork`](crate::cache::PagedSequence::fork) at any time between steps: several answers to one
 //! prompt, or beams.
@@ -203,6 +207,8 @@
 //! | `commit`, `abandon`, `truncate`, `release`, drop | | | bell, if somebody waits | |
 //! | `fork` | | | | a table a layer |
 //! | `adopt_groups` | | | group table | a table a layer |
+//! | `PagedSequence::save` | read, for each page | | | header, a page |
+//! | `PagedSequence::restore` | then write, for each page | all, while it takes blocks | bell, if it fails | tables, a page |
 //! | `PrefixCache::lookup`, `insert`, `evict`, drop of a `Lease` | the engine's own lock | | group table | a lookup its lease; an insertion its blocks |
 //! | attention, alone or by a plan | the caller's read guard | | | |
 //! | `BatchPlan::new`, `shared_prefixes` | | | | the plan |

@@ -12,6 +12,7 @@ use super::shared::SharedPagedKv;
 use super::spec::LayerElement;
 use crate::error::PagedKvError;
 use crate::storage::any::LayerStore;
+use crate::storage::sequence::step::Lack;
 use crate::storage::sequence::window::Hole;
 use crate::wire::{Label, Saved, SavedLayer, Sink, Source, WireError, Writer};
 
@@ -150,8 +151,37 @@ where
         fit.collect()
     }
 
+    /// Takes room for the first `len` positions, but for the holes, in every layer or in none. The
+    /// sequence has to be empty.
+    #[track_caller]
+    fn take_all(&mut self, len: usize, holes: &[Hole]) -> Result<(), PagedKvError> {
+        let blocks = self.places.iter().map(|place| place.cache.block_table().len()).sum();
+        if self.len != 0 || blocks != 0 {
+            return Err(PagedKvError::NotEmpty { len: self.len, blocks });
+        }
+        for ((seat, place), hole) in self.shared.seats().zip(&mut self.places).zip(holes) {
+            place.cache.check_store(seat.store)?;
+            place.lack = Lack::room(hole.entries(seat.shape.blocks_for(len)));
+            // Before the tables grow: `len` may be anybody's claim.
+            seat.blocks.check(place.lack.free())?;
+        }
+        self.give_spares_back();
+        for place in &mut self.places {
+            place.cache.prepare(place.lack);
+        }
+        self.shared.take_room(&mut self.places)
+    }
+
+    /// The room that was taken holds the first `len` positions from now on.
+    fn fill(&mut self, len: usize, holes: &[Hole]) {
+        for (place, &hole) in self.places.iter_mut().zip(holes) {
+            place.cache.fill(len, hole);
+        }
+        self.len = len;
+    }
+
     fn read_pages<S: Source>(
-        &mut self,
+        &self,
         saved: &mut Saved<S>,
         holes: &[Hole],
     ) -> Result<(), WireError<S::Error>> {

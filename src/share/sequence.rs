@@ -16,7 +16,7 @@ use crate::storage::any::LayerStore;
 use crate::storage::rows;
 use crate::storage::sequence::PagedKvCache;
 use crate::storage::sequence::step::Lack;
-use crate::storage::sequence::window::{Hole, KvWindow};
+use crate::storage::sequence::window::KvWindow;
 
 /// One request over every layer of a [`SharedPagedKv`], given back when it is dropped.
 ///
@@ -81,9 +81,9 @@ where
     P: Deref<Target = SharedPagedKv<E>>,
     E: LayerElement,
 {
-    shared: P,
-    places: Vec<Place>,
-    len: usize,
+    pub(super) shared: P,
+    pub(super) places: Vec<Place>,
+    pub(super) len: usize,
 }
 
 /// The sequence in one store.
@@ -488,35 +488,6 @@ where
         stats
     }
 
-    /// Takes room for the first `len` positions, but for the holes, in every layer or in none. The
-    /// sequence has to be empty.
-    #[track_caller]
-    pub(super) fn take_all(&mut self, len: usize, holes: &[Hole]) -> Result<(), PagedKvError> {
-        let blocks = self.places.iter().map(|place| place.cache.block_table().len()).sum();
-        if self.len != 0 || blocks != 0 {
-            return Err(PagedKvError::NotEmpty { len: self.len, blocks });
-        }
-        for ((seat, place), hole) in self.shared.seats().zip(&mut self.places).zip(holes) {
-            place.cache.check_store(seat.store)?;
-            place.lack = Lack::room(hole.entries(seat.shape.blocks_for(len)));
-            // Before the tables grow: `len` may be anybody's claim.
-            seat.blocks.check(place.lack.free())?;
-        }
-        self.give_spares_back();
-        for place in &mut self.places {
-            place.cache.prepare(place.lack);
-        }
-        self.shared.take_room(&mut self.places)
-    }
-
-    /// The room that was taken holds the first `len` positions from now on.
-    pub(super) fn fill(&mut self, len: usize, holes: &[Hole]) {
-        for (place, &hole) in self.places.iter_mut().zip(holes) {
-            place.cache.fill(len, hole);
-        }
-        self.len = len;
-    }
-
     fn cut_to(&mut self, len: usize) {
         self.len = len;
         let mut gone = false;
@@ -535,7 +506,7 @@ where
     }
 
     /// A reservation that a panic ended may have left some.
-    fn give_spares_back(&mut self) {
+    pub(super) fn give_spares_back(&mut self) {
         for (seat, place) in self.shared.seats().zip(&mut self.places) {
             if let Some(spare) = place.spare.take()
                 && place.cache.check_store(seat.store).is_ok()

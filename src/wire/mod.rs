@@ -275,7 +275,8 @@ impl<W: Sink> Writer<W> {
         }
         let (bytes, seal) = header::write(len, label, layers);
         sink.put(&bytes).map_err(WireError::Stream)?;
-        Ok(Writer { sink, seal, page: Vec::new() })
+        let page = layers.iter().map(SavedLayer::page_bytes).max().unwrap_or(0);
+        Ok(Writer { sink, seal, page: Vec::with_capacity(page + 4) })
     }
 
     /// Writes the page.
