@@ -121,7 +121,7 @@
 //!
 //! It is not a signature: whoever can write the bytes can write the checksum. What such hands can do is
 //! bounded. Restoring never panics and never reads more than the header tells of; it allocates no more
-//! than twice the bytes that arrive, and, over all layers, table entries of 4 bytes for blocks that *are*
+//! than four times the bytes that arrive, and, over all layers, table entries of 4 bytes for blocks that *are*
 //! free; and it is all or nothing. But the numbers in the rows, and a length with no token
 //! ids to it, may be anything: compare [`Saved::tokens`] with the prompt, and sign what passes through
 //! hands that are not yours.
@@ -201,7 +201,7 @@ impl<S: Source> Saved<S> {
     ///
     /// # Cost
     ///
-    /// Allocates twice the bytes of the header that arrive, at most.
+    /// Allocates four times the bytes of the header that arrive, at most.
     pub fn open(source: S) -> Result<Self, WireError<S::Error>> {
         let mut source = Counted::new(source);
         let header = header::read(&mut source)?;

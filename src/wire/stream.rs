@@ -92,7 +92,7 @@ impl<S: Source> Counted<S> {
     /// Reads so many bytes to `buffer`, whose memory is used again.
     ///
     /// It grows as they arrive, by as much as has arrived: a length that is not true costs no more
-    /// memory than twice the bytes that are.
+    /// memory than twice the bytes that are, and half as much again while it grows.
     pub(super) fn read(
         &mut self,
         buffer: &mut Vec<u8>,
