@@ -4,12 +4,12 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::groups::{Groups, Release};
 use super::guard::{RwLockReadGuard, RwLockWriteGuard, Watch};
 use super::lock::{Gate, GateGuard, Lock, Mutex};
 use super::wait::Bell;
+use crate::atomic::{AtomicBool, Ordering};
 use crate::element::Element;
 use crate::error::{GroupError, PagedKvError, ShapeError};
 use crate::id::{BlockId, PageGroup, StoreId};
