@@ -18,8 +18,9 @@
 //!
 //! The whole room is written once: loom's locks and atomics have the names of `std`'s, so that
 //! what is checked is what is shipped. The spinning locks are `spin`'s affair and not modelled; nor
-//! is poison, which loom's locks do not have. A panic under a guard is to the others what this file
-//! makes of it, a guard that is dropped in the middle of a write, and is modelled as that.
+//! is poison, for which loom has no answer: its locks give up once unwinding has dropped a guard.
+//! A panic under a guard is to the others what this file makes of it, a guard that is dropped in the
+//! middle of a write, and is modelled as that.
 
 #[cfg(feature = "std")]
 pub(crate) use of_std::{Lock, Mutex, MutexGuard, ReadGuard, WriteGuard};

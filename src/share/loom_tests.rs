@@ -20,6 +20,8 @@ use crate::id::PageGroup;
 use crate::internal::orders::every_order;
 use crate::storage::sequence::PagedKvCache;
 
+mod bell_tests;
+
 const LAYERS: usize = 2;
 /// Longer than any model.
 const FOR_EVER: Duration = Duration::MAX;
@@ -244,29 +246,41 @@ fn retain_against_the_last_release() {
     });
 }
 
-/// Two holders let go at once while a table has the block: nobody else's flag is left behind.
-#[test]
-fn what_a_group_leaves_on_its_blocks() {
-    every_order(3, || {
+/// One retains and one releases a group whose block a sequence grows in: what is left on the block
+/// says whether the group has one holder or several, whichever of the two came first.
+fn what_is_left_on_a_block(holders: u32) {
+    every_order(3, move || {
         let shared = layers(1);
         let group = shared.acquire_group().unwrap();
         let mut sequence: Sequence = PagedSequence::new(Arc::clone(&shared));
         sequence.adopt_groups(&[group], 0).unwrap();
-        shared.retain_group(group);
+        (1..holders).for_each(|_| shared.retain_group(group));
         let other = {
             let shared = Arc::clone(&shared);
-            thread::spawn(move || assert!(!shared.release_group(group)))
+            thread::spawn(move || shared.release_group(group))
         };
-        shared.retain_group(group);
-        assert!(!shared.release_group(group));
-        other.join().unwrap();
-        // One holder is left, which is the sequence's own: it may write.
-        write(&mut sequence, 1.0).unwrap();
-        holds(&shared, sequence.holders().chain([Holder::Group(group)]));
-        assert!(shared.release_group(group));
+        let retained = shared.try_retain(group).is_ok();
+        let last = other.join().unwrap();
+        assert!(retained != last, "who comes after the last release is refused");
+        assert_eq!(shared.group_refs(group), if last { 0 } else { holders });
+        assert_eq!(write(&mut sequence, 1.0).is_ok(), holders == 1, "others would see it");
+        let left = if last { 0 } else { holders };
+        let groups = (0..left).map(|_| Holder::Group(group));
+        holds(&shared, sequence.holders().chain(groups));
+        (0..left).for_each(|index| assert_eq!(shared.release_group(group), index + 1 == left));
         drop(sequence);
         all_is_back(&shared, 1);
     });
+}
+
+#[test]
+fn what_a_groups_only_holder_leaves_on_its_block() {
+    what_is_left_on_a_block(1);
+}
+
+#[test]
+fn what_two_holders_leave_on_a_block() {
+    what_is_left_on_a_block(2);
 }
 
 /// A handle is used late: it never names the group that has its slot and its block now.
@@ -329,6 +343,26 @@ fn a_drop_during_reserve() {
         holds(&shared, stays.holders());
         drop(stays);
         all_is_back(&shared, 2);
+    });
+}
+
+/// A request is admitted while another makes room, where there is room for one.
+#[test]
+fn acquire_group_against_reserve() {
+    every_order(3, || {
+        let shared = layers(1);
+        let other = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.acquire_group())
+        };
+        let mut sequence: Sequence = PagedSequence::new(Arc::clone(&shared));
+        let reserved = sequence.reserve(1).is_ok();
+        let group = other.join().unwrap();
+        assert!(reserved != group.is_some());
+        holds(&shared, sequence.holders().chain(group.map(Holder::Group)));
+        drop(sequence);
+        assert!(group.is_none_or(|group| shared.release_group(group)));
+        all_is_back(&shared, 1);
     });
 }
 
@@ -418,13 +452,19 @@ fn a_retained_group_is_not_written() {
             grows
         });
         shared.retain_group(group);
+        // As a prefix cache holds it: without a table.
+        let first_row = |layer| {
+            let block = shared.group_block(group, layer).unwrap();
+            let mut value = [0.0];
+            shared.read(layer).read_v(block, 0, 0, &mut value);
+            value[0]
+        };
+        let before = [0, 1].map(first_row);
         let mut looks: Sequence = PagedSequence::new(Arc::clone(&shared));
         looks.adopt_groups(&[group], 1).unwrap();
-        for layer in 0..LAYERS {
-            let before = seen(&looks, layer);
-            assert_eq!(seen(&looks, layer), before);
-        }
+        assert_eq!([0, 1].map(|layer| seen(&looks, layer)[0]), before);
         let grows = grows.join().unwrap();
+        assert_eq!([0, 1].map(first_row), before);
         drop((grows, looks));
         assert!(!shared.release_group(group) && shared.release_group(group));
         all_is_back(&shared, 1);
@@ -496,76 +536,4 @@ fn a_panic_during_write_all() {
 #[test]
 fn a_panic_gives_back_what_another_waits_for() {
     against_a_panic(|shared, _| assert!(shared.wait_for_groups(2, FOR_EVER)));
-}
-
-// --- the bell -------------------------------------------------------------------------------------
-
-/// Who sleeps is woken: otherwise the model would end with everybody waiting.
-#[test]
-fn a_released_group_wakes_those_who_wait() {
-    every_order(3, || {
-        let shared = layers(1);
-        let group = shared.acquire_group().unwrap();
-        let giver = {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || assert!(shared.release_group(group)))
-        };
-        assert!(shared.wait_for_groups(1, FOR_EVER));
-        giver.join().unwrap();
-        all_is_back(&shared, 1);
-    });
-}
-
-/// Two who wait, and a sequence that ends.
-#[test]
-fn a_dropped_sequence_wakes_all_who_wait() {
-    every_order(2, || {
-        let shared = layers(1);
-        let sequence = written(&shared, &[1.0]);
-        let other = {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || assert!(shared.wait_for_groups(1, FOR_EVER)))
-        };
-        let giver = thread::spawn(move || drop(sequence));
-        assert!(shared.wait_for_groups(1, FOR_EVER));
-        giver.join().unwrap();
-        other.join().unwrap();
-        all_is_back(&shared, 1);
-    });
-}
-
-/// What a bare sequence gives back under a guard is told when the guard goes.
-#[test]
-fn a_guard_that_gave_back_wakes_those_who_wait() {
-    every_order(3, || {
-        let shared = layers(1);
-        let mut cache = PagedKvCache::new();
-        cache.push(&mut shared.write(1), &[1.0], &[1.0]).unwrap();
-        let giver = {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || {
-                let mut store = shared.write(1);
-                cache.release(&mut store).unwrap();
-            })
-        };
-        assert!(shared.wait_for_groups(1, FOR_EVER));
-        giver.join().unwrap();
-        all_is_back(&shared, 1);
-    });
-}
-
-/// A request that waits for room gets it, whatever it was that stood in its way.
-#[test]
-fn reserve_within_gets_its_turn() {
-    every_order(2, || {
-        let shared = layers(1);
-        let sequence = written(&shared, &[1.0]);
-        let giver = thread::spawn(move || drop(sequence));
-        let mut waits: Sequence = PagedSequence::new(Arc::clone(&shared));
-        waits.reserve_within(1, FOR_EVER).unwrap();
-        giver.join().unwrap();
-        holds(&shared, waits.holders());
-        drop(waits);
-        all_is_back(&shared, 1);
-    });
 }

@@ -38,7 +38,7 @@
 //!
 //! # Checked in every order
 //!
-//! `loom_tests.rs` goes through every order in which two or three threads can step over two layers,
+//! `loom_tests.rs` (and below it) goes through every order in which two or three threads can step over two layers,
 //! with a bound on needless interruptions: a push against attention, and against those who take
 //! blocks; `write_all` against `acquire_group`, with a reader who admits a request; one group
 //! retained and released by two; sequences that end while others are admitted, make room or wait;

@@ -12,7 +12,7 @@
 //! one of them sees what the other did. And who rings passes through the mutex, which who waits
 //! holds from his last look at the counts until he sleeps.
 //!
-//! `loom_tests.rs` goes through the orders, and notices where a fence or the mutex is left out.
+//! `loom_tests/bell_tests.rs` goes through the orders, and notices where a fence or the mutex is left out.
 //!
 //! Without `std` there is nobody to sleep with: the bell is nothing, and waiting is the caller's.
 

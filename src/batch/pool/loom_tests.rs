@@ -42,7 +42,7 @@ fn values(cells: Vec<Cell>) -> Vec<usize> {
 /// What a chunk did is seen by the caller, and by the next run in the same place.
 #[test]
 fn runs_follow_each_other() {
-    every_order(3, || {
+    every_order(2, || {
         let pool = ThreadPool::new(2);
         let cells = cells(2);
         for _ in 0..2 {
