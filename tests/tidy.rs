@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 ///
 /// `element` looks at `attention` for one name, [`DECLARED`], so that kernels are compiled here
 /// and not in a dependent's debug build.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
+    ("atomic", &[]),
     ("manual", &[]),
     ("cut", &[]),
     ("id", &[]),
@@ -20,13 +21,24 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("simd", &["cut"]),
     ("element", &["cut", "error", "id", "shape", "simd"]),
     ("kernel", &["cut", "error", "id", "shape", "simd", "element"]),
-    ("storage", &["cut", "error", "id", "shape", "simd", "element"]),
+    ("storage", &["atomic", "cut", "error", "id", "shape", "simd", "element"]),
     ("attention", &["cut", "error", "id", "shape", "simd", "element", "kernel", "storage"]),
-    ("share", &["error", "id", "shape", "element", "storage"]),
+    ("share", &["atomic", "error", "id", "shape", "element", "storage"]),
     ("prefix", &["error", "id", "element", "share"]),
     (
         "batch",
-        &["cut", "error", "id", "shape", "simd", "element", "kernel", "storage", "attention"],
+        &[
+            "atomic",
+            "cut",
+            "error",
+            "id",
+            "shape",
+            "simd",
+            "element",
+            "kernel",
+            "storage",
+            "attention",
+        ],
     ),
 ];
 

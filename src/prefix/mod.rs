@@ -150,6 +150,9 @@ mod siblings;
 mod stats;
 mod tree;
 
+#[cfg(all(test, loom))]
+mod loom_tests;
+
 pub use cache::PrefixCache;
 pub use check::{PrefixFault, PrefixReport};
 pub use error::{InsertError, PinError};
