@@ -40,7 +40,7 @@ pub enum PrefixFault {
         /// Its group.
         group: PageGroup,
     },
-    /// The block is among those that may go, and may not, or the other way round.
+    /// The block is among those that may go, and may not, or stands there with another use.
     Leaf {
         /// Its group.
         group: PageGroup,
@@ -77,10 +77,7 @@ impl fmt::Display for PrefixFault {
                 write!(f, "the block in page group {group} counts for more than the one before it")
             }
             PrefixFault::Leaf { group } => {
-                write!(
-                    f,
-                    "the block in page group {group} may be evicted and is not listed, or not"
-                )
+                write!(f, "the block in page group {group} is listed as one to go, wrongly")
             }
             PrefixFault::Order { group } => {
                 write!(f, "the block in page group {group} is out of order among its siblings")
@@ -119,6 +116,9 @@ impl fmt::Display for PrefixReport {
 
 impl Error for PrefixReport {}
 
+/// Groups that the pool is asked about at a time.
+const MOST: usize = 64;
+
 impl<P: HoldersRef> PrefixCache<P> {
     /// Recounts everything.
     ///
@@ -132,14 +132,15 @@ impl<P: HoldersRef> PrefixCache<P> {
     ///
     /// # Cost
     ///
-    /// Linear in what is cached: each block is hashed, looked up and asked about at the pool once.
-    /// Four bytes for every group of the pool meanwhile.
+    /// Linear in what is cached: each block is hashed, looked for in the table and asked about at the
+    /// pool once, in the order of memory. Four bytes for each block meanwhile.
     pub fn check_invariants<'a>(
         &self,
         others: impl IntoIterator<Item = &'a [PageGroup]>,
     ) -> Result<(), PrefixReport> {
         let mut faults = Vec::new();
         self.check_blocks(&mut faults);
+        self.check_leaves(&mut faults);
         self.check_order(&mut faults);
         self.check_holders(others, &mut faults);
         if faults.is_empty() { Ok(()) } else { Err(PrefixReport { faults }) }
@@ -147,14 +148,16 @@ impl<P: HoldersRef> PrefixCache<P> {
 
     fn check_blocks(&self, faults: &mut Vec<PrefixFault>) {
         let tree = &self.tree;
-        let (mut blocks, mut pinned, mut leaves) = (0, 0, 0);
+        let (mut blocks, mut pinned) = (0, 0);
         for (node, group) in self.cached_groups() {
             let block = &tree[node];
-            let found = block.parent.and_then(|parent| {
-                let hash = self.key.block(tree[parent].hash, tree.tokens(node));
-                tree.child(parent, hash, tree.tokens(node)).filter(|_| hash == block.hash)
+            // That no other block has the same parent and tokens is seen from the order of siblings,
+            // so that here the node alone is looked for.
+            let found = block.parent.is_some_and(|parent| {
+                self.key.block(tree[parent].hash, tree.tokens(node)) == block.hash
+                    && tree.blocks.find(block.hash & tree.mask, |other| *other == node).is_some()
             });
-            if found != Some(node) {
+            if !found {
                 faults.push(PrefixFault::Lost { group });
             }
             if tree.cached(group) != Some(node) {
@@ -169,27 +172,40 @@ impl<P: HoldersRef> PrefixCache<P> {
             }) {
                 faults.push(PrefixFault::AheadOfParent { group });
             }
-            if tree.is_leaf(node) != tree.leaves.contains(&tree.leaf(node)) {
-                faults.push(PrefixFault::Leaf { group });
-            }
             blocks += 1;
             pinned += usize::from(block.pins > 0);
-            leaves += usize::from(tree.is_leaf(node));
         }
         count("blocks in the table", blocks, tree.blocks.len(), faults);
         count("pinned blocks", pinned, self.pinned, faults);
+    }
+
+    /// Every entry of the leaves is what its block says, and there are as many as there should be.
+    fn check_leaves(&self, faults: &mut Vec<PrefixFault>) {
+        let tree = &self.tree;
+        for leaf in &tree.leaves {
+            if let Some(group) = tree[leaf.node].group
+                && !(tree.is_leaf(leaf.node) && tree.leaf(leaf.node) == *leaf)
+            {
+                faults.push(PrefixFault::Leaf { group });
+            }
+        }
+        let leaves = self.cached_groups().filter(|(node, _)| tree.is_leaf(*node)).count();
         count("blocks that may go", leaves, tree.leaves.len(), faults);
     }
 
-    /// Walks down from the roots: every block is reached, once, and siblings are in order.
+    /// Every block stands once behind its parent, in the order of tokens. (That its parent leads to
+    /// a salt is seen from its hash, which holds all that is before.)
     fn check_order(&self, faults: &mut Vec<PrefixFault>) {
         let tree = &self.tree;
-        let (mut parents, mut siblings) = (Vec::new(), Vec::new());
-        parents.extend(tree.roots.iter().map(|root| root.node));
-        let (mut reached, mut empty) = (0, 0);
-        while let Some(parent) = parents.pop() {
-            tree.siblings(parent, &mut siblings);
-            empty += usize::from(siblings.is_empty() && tree[parent].group.is_none());
+        let (mut reached, mut empty, mut siblings) = (0, 0, Vec::new());
+        let mut behind = |parent: NodeId| {
+            let Some(top) = tree[parent].children else { return 0 };
+            if tree[top].lower.is_none() && tree[top].higher.is_none() {
+                siblings.clear();
+                siblings.push(top); // as nearly always
+            } else {
+                tree.siblings(parent, &mut siblings);
+            }
             for (at, &node) in siblings.iter().enumerate() {
                 let ordered = at == 0 || tree.tokens(siblings[at - 1]) < tree.tokens(node);
                 if let (Some(group), false) =
@@ -198,12 +214,14 @@ impl<P: HoldersRef> PrefixCache<P> {
                     faults.push(PrefixFault::Order { group });
                 }
             }
-            reached += siblings.len();
-            if reached > tree.blocks.len() {
-                break; // or a loop would be walked for ever
-            }
-            parents.append(&mut siblings);
+            siblings.len()
+        };
+        for root in &tree.roots {
+            let blocks = behind(root.node);
+            reached += blocks;
+            empty += usize::from(blocks == 0);
         }
+        reached += self.cached_groups().map(|(node, _)| behind(node)).sum::<usize>();
         count("blocks in the tree", tree.blocks.len(), reached, faults);
         count("salts without blocks", 0, empty, faults);
     }
@@ -217,11 +235,23 @@ impl<P: HoldersRef> PrefixCache<P> {
         for node in others.into_iter().flatten().filter_map(|group| self.tree.cached(*group)) {
             found[node.index()] = found[node.index()].saturating_add(1);
         }
-        for (node, group) in self.cached_groups() {
-            let (counted, found) = (self.holders.holders(group), found[node.index()]);
-            if counted != found {
-                faults.push(PrefixFault::Holders { group, counted, found });
+        let mut index = 0;
+        // So many at a time that nobody waits long for the pool's group table.
+        let (mut groups, mut counts) = (Vec::with_capacity(MOST), [0; MOST]);
+        for nodes in self.tree.nodes.chunks(MOST) {
+            groups.clear();
+            groups.extend(nodes.iter().filter_map(|node| node.group));
+            self.holders.holders_each(&groups, &mut counts[..groups.len()]);
+            let mut counts = counts.iter();
+            for (node, &found) in nodes.iter().zip(&found[index..]) {
+                if let Some(group) = node.group
+                    && let Some(&counted) = counts.next()
+                    && counted != found
+                {
+                    faults.push(PrefixFault::Holders { group, counted, found });
+                }
             }
+            index += nodes.len();
         }
     }
 
@@ -235,5 +265,82 @@ impl<P: HoldersRef> PrefixCache<P> {
 fn count(what: &'static str, need: usize, have: usize, faults: &mut Vec<PrefixFault>) {
     if need != have {
         faults.push(PrefixFault::Count { what, need, have });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{HashKey, Priority};
+    use super::*;
+    use crate::error::GroupError;
+    use alloc::format;
+
+    /// Everybody holds everything once.
+    struct Once;
+
+    impl GroupHolders for Once {
+        fn retain(&self, _: PageGroup) -> Result<(), GroupError> {
+            Ok(())
+        }
+
+        fn release(&self, _: PageGroup) -> Result<bool, GroupError> {
+            Ok(true)
+        }
+
+        fn holders(&self, _: PageGroup) -> u32 {
+            1
+        }
+    }
+
+    /// A path of three blocks, the last of three siblings, and what a change of its books brings up.
+    fn faults(change: impl FnOnce(&mut PrefixCache<&Once>, NodeId)) -> alloc::string::String {
+        let mut cache = PrefixCache::new(&Once, 2, HashKey::new([7; 16]));
+        for (at, last) in [[5, 5], [6, 6], [7, 7]].into_iter().enumerate() {
+            let tokens = [&[1, 2, 3, 4][..], &last].concat();
+            let group = |block| PageGroup::new(block + 2 * u32::from(block == 2) * at as u32, 0, 0);
+            cache.insert(b"", &tokens, &[0, 1, 2].map(group), Priority::NORMAL).unwrap();
+        }
+        assert_eq!(cache.check_invariants([]), Ok(()));
+        let node = cache.tree.cached(PageGroup::new(6, 0, 0)).unwrap();
+        change(&mut cache, node);
+        cache.check_invariants([]).map_or_else(|report| format!("{report}"), |()| "none".into())
+    }
+
+    #[test]
+    fn whatever_is_changed_is_seen() {
+        let tree = |change: fn(&mut super::super::tree::Tree, NodeId)| {
+            faults(move |cache, node| change(&mut cache.tree, node))
+        };
+        let lost = "the block in page group 6v0 is not found by its tokens";
+        assert_eq!(tree(|tree, node| tree[node].hash ^= 1).lines().next(), Some(lost));
+        assert!(tree(|tree, _| tree.blocks.clear()).contains(lost));
+        let ahead = "the block in page group 6v0 counts for more than the one before it";
+        assert!(tree(|tree, node| tree[node].used += 1).contains(ahead));
+        assert!(tree(|tree, node| tree[node].pins += 1).contains(ahead));
+        assert!(tree(|tree, node| tree[node].priority = Priority::HIGHEST).contains(ahead));
+        let listed = "the block in page group 6v0 is listed as one to go, wrongly";
+        assert!(tree(|tree, node| tree[node].used -= 1).contains(listed));
+        assert_eq!(
+            tree(|tree, _| tree.leaves.clear()),
+            "there should be 3 blocks that may go, there are 0"
+        );
+        let order = "is out of order among its siblings";
+        let swapped = |tree: &mut super::super::tree::Tree, node: NodeId| {
+            let top = tree[tree[node].parent.unwrap()].children.unwrap();
+            let block = &mut tree[top];
+            core::mem::swap(&mut block.lower, &mut block.higher);
+        };
+        assert!(tree(swapped).contains(order));
+        let cut = |tree: &mut super::super::tree::Tree, node: NodeId| {
+            let parent = tree[node].parent.unwrap();
+            tree.remove_sibling(parent, node);
+        };
+        assert_eq!(tree(cut), "there should be 5 blocks in the tree, there are 4");
+        let moved = faults(|cache, node| cache.tree[node].group = Some(PageGroup::new(3, 0, 0)));
+        assert_eq!(moved, "page group 3v0 is cached and not listed for its block");
+        assert_eq!(
+            faults(|cache, _| cache.pinned = 1),
+            "there should be 0 pinned blocks, there are 1"
+        );
     }
 }

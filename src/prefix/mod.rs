@@ -143,16 +143,19 @@
 mod cache;
 mod check;
 mod error;
+mod evict;
 mod hash;
 mod holders;
 mod lease;
+#[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+mod room;
 mod siblings;
 mod stats;
 mod tree;
 
 pub use cache::PrefixCache;
 pub use check::{PrefixFault, PrefixReport};
-pub use error::{InsertError, PinError};
+pub use error::{InsertError, PinError, RemoveError};
 pub use hash::HashKey;
 pub use holders::{GroupHolders, HoldersRef};
 pub use lease::{Lease, PartialBlock};
