@@ -8,7 +8,7 @@ use paged_kv::cache::{
     Holder, PageGroup, PagedKvStore, PagedSequence, PagedStoreExhausted, SharedPagedKv,
 };
 use paged_kv::internal::numbers::Numbers;
-use paged_kv::prefix::{HashKey, PrefixCache, PrefixEvent, Priority, RemoveError};
+use paged_kv::prefix::{HashKey, PrefixCache, PrefixEvent, PrefixStats, Priority, RemoveError};
 use paged_kv::{Element, Int4, Int8, KvShape, PagedKvError, bf16, f16};
 use std::sync::{Arc, Mutex};
 
@@ -394,4 +394,32 @@ fn many_reserve_through_one_cache() {
     assert!(cache.stats().hits > 0 && cache.stats().evicted > 0);
     cache.evict(usize::MAX);
     assert_eq!(shared.free_groups(), 8);
+}
+
+#[test]
+fn stats_say_what_was_done_and_print_as_two_lines() {
+    let shared = pool(6);
+    let mut cache = Cache::new(&shared, SIZE, KEY);
+    store(&mut cache, &shared, b"a", &count(0, 12));
+    store(&mut cache, &shared, b"b", &count(0, 8));
+    cache.set_pin_budget(1);
+    let pin = cache.pin(b"a", &count(0, 4)).unwrap();
+    for (salt, tokens, found) in
+        [(b"a", count(0, 13), 12), (b"a", count(0, 11), 10), (b"b", count(2, 6), 0)]
+    {
+        assert_eq!(cache.lookup(salt, &tokens).covered(), found);
+    }
+    let groups = cache.acquire_groups(2).unwrap();
+    let stats = cache.stats();
+    assert_eq!((stats.cached, stats.pinned, stats.salts), (4, 1, 2));
+    assert_eq!((stats.tokens_asked, stats.tokens_saved), (30, 22));
+    assert_eq!((stats.block_size, stats.bytes_per_block), (4, 56 + 4 * 4));
+    let lines = "4 blocks of 4 tokens cached (1 pinned) for 2 salts, 72 bytes each; 5 stored, 1 \
+                 evicted\n3 lookups: 2 hits (1 in part), 1 misses; 22 of 30 tokens saved (73.3 %)";
+    assert_eq!(stats.to_string(), lines);
+    let none = "0 blocks of 0 tokens cached (0 pinned) for 0 salts, 0 bytes each; 0 stored, 0 \
+                evicted\n0 lookups: 0 hits (0 in part), 0 misses; 0 of 0 tokens saved (0.0 %)";
+    assert_eq!(PrefixStats::default().to_string(), none);
+    groups.into_iter().for_each(|group| _ = shared.release_group(group));
+    cache.unpin(pin).unwrap();
 }
