@@ -27,9 +27,9 @@ const SALT: &[u8] = b"a tenant";
 
 type Cache<'a> = PrefixCache<&'a SharedPagedKv>;
 
-/// A prompt that shares no block with one of another number.
+/// A prompt that shares no block with one of another number: ids of a vocabulary of 2^17.
 fn prompt(number: u32) -> Vec<u32> {
-    (0..=TOKENS as u32).map(|at| at.wrapping_mul(2_654_435_761) ^ number).collect()
+    (0..=TOKENS as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 15) ^ number).collect()
 }
 
 fn pool(block_size: usize, prompts: usize) -> SharedPagedKv {

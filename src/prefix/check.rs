@@ -6,7 +6,7 @@ use core::fmt;
 
 use super::cache::PrefixCache;
 use super::holders::{GroupHolders, HoldersRef};
-use super::tree::NodeId;
+use super::tree::{Node, NodeId};
 use crate::id::PageGroup;
 
 /// One thing that is wrong with a [`PrefixCache`].
@@ -138,48 +138,100 @@ impl<P: HoldersRef> PrefixCache<P> {
         &self,
         others: impl IntoIterator<Item = &'a [PageGroup]>,
     ) -> Result<(), PrefixReport> {
-        let mut faults = Vec::new();
-        self.check_blocks(&mut faults);
+        let tree = &self.tree;
+        let (mut faults, mut tally) = (Vec::new(), Tally::default());
+        let mut found = alloc::vec![1_u32; tree.nodes.len()];
+        for node in others.into_iter().flatten().filter_map(|group| tree.cached(*group)) {
+            found[node.index()] = found[node.index()].saturating_add(1);
+        }
+        let mut siblings = Vec::new();
+        for root in &tree.roots {
+            let blocks = self.check_behind(root.node, &mut siblings, &mut faults);
+            tally.reached += blocks;
+            tally.empty += usize::from(blocks == 0);
+        }
+        // In the order of memory, a few at a time: in that of the table, each would be a miss of the
+        // processor's cache, and nobody waits long for the pool's group table.
+        for first in (0..tree.nodes.len()).step_by(MOST) {
+            let some = first..tree.nodes.len().min(first + MOST);
+            for node in some.clone().map(NodeId::new) {
+                if let Some(group) = tree[node].group {
+                    self.check_block(node, group, &mut tally, &mut faults);
+                    tally.reached += self.check_behind(node, &mut siblings, &mut faults);
+                }
+            }
+            self.check_holders(&tree.nodes[some.clone()], &found[some], &mut faults);
+        }
         self.check_leaves(&mut faults);
-        self.check_order(&mut faults);
-        self.check_holders(others, &mut faults);
+        count("blocks in the table", tally.blocks, tree.blocks.len(), &mut faults);
+        count("pinned blocks", tally.pinned, self.pinned, &mut faults);
+        count("blocks that may go", tally.leaves, tree.leaves.len(), &mut faults);
+        count("blocks in the tree", tree.blocks.len(), tally.reached, &mut faults);
+        count("salts without blocks", 0, tally.empty, &mut faults);
         if faults.is_empty() { Ok(()) } else { Err(PrefixReport { faults }) }
     }
 
-    fn check_blocks(&self, faults: &mut Vec<PrefixFault>) {
+    fn check_block(
+        &self,
+        node: NodeId,
+        group: PageGroup,
+        tally: &mut Tally,
+        faults: &mut Vec<PrefixFault>,
+    ) {
         let tree = &self.tree;
-        let (mut blocks, mut pinned) = (0, 0);
-        for (node, group) in self.cached_groups() {
-            let block = &tree[node];
-            // That no other block has the same parent and tokens is seen from the order of siblings,
-            // so that here the node alone is looked for.
-            let found = block.parent.is_some_and(|parent| {
-                self.key.block(tree[parent].hash, tree.tokens(node)) == block.hash
-                    && tree.blocks.find(block.hash & tree.mask, |other| *other == node).is_some()
-            });
-            if !found {
-                faults.push(PrefixFault::Lost { group });
-            }
-            if tree.cached(group) != Some(node) {
-                faults.push(PrefixFault::Unlisted { group });
-            }
-            let parent = block.parent.map(|parent| &tree[parent]);
-            let parent = parent.filter(|parent| parent.group.is_some());
-            if parent.is_some_and(|parent| {
-                block.used > parent.used
-                    || block.priority > parent.priority
-                    || block.pins > parent.pins
-            }) {
-                faults.push(PrefixFault::AheadOfParent { group });
-            }
-            blocks += 1;
-            pinned += usize::from(block.pins > 0);
+        let block = &tree[node];
+        // That no other block has the same parent and tokens is seen from the order of siblings, so
+        // that here the node alone is looked for.
+        let found = block.parent.is_some_and(|parent| {
+            self.key.block(tree[parent].hash, tree.tokens(node)) == block.hash
+                && tree.blocks.find(block.hash & tree.mask, |other| *other == node).is_some()
+        });
+        if !found {
+            faults.push(PrefixFault::Lost { group });
         }
-        count("blocks in the table", blocks, tree.blocks.len(), faults);
-        count("pinned blocks", pinned, self.pinned, faults);
+        if tree.cached(group) != Some(node) {
+            faults.push(PrefixFault::Unlisted { group });
+        }
+        let parent = block.parent.map(|parent| &tree[parent]);
+        let parent = parent.filter(|parent| parent.group.is_some());
+        if parent.is_some_and(|parent| {
+            block.used > parent.used || block.priority > parent.priority || block.pins > parent.pins
+        }) {
+            faults.push(PrefixFault::AheadOfParent { group });
+        }
+        tally.blocks += 1;
+        tally.pinned += usize::from(block.pins > 0);
+        tally.leaves += usize::from(tree.is_leaf(node));
     }
 
-    /// Every entry of the leaves is what its block says, and there are as many as there should be.
+    /// Blocks behind this one: each once, in the order of tokens. (That its parent leads to a salt is
+    /// seen from its hash, which holds all that is before.) How many.
+    fn check_behind(
+        &self,
+        parent: NodeId,
+        siblings: &mut Vec<NodeId>,
+        faults: &mut Vec<PrefixFault>,
+    ) -> usize {
+        let tree = &self.tree;
+        let Some(top) = tree[parent].children else { return 0 };
+        if tree[top].lower.is_none() && tree[top].higher.is_none() {
+            siblings.clear();
+            siblings.push(top); // as nearly always
+        } else {
+            tree.siblings(parent, siblings);
+        }
+        for (at, &node) in siblings.iter().enumerate() {
+            let ordered = at == 0 || tree.tokens(siblings[at - 1]) < tree.tokens(node);
+            if let (Some(group), false) =
+                (tree[node].group, ordered && tree[node].parent == Some(parent))
+            {
+                faults.push(PrefixFault::Order { group });
+            }
+        }
+        siblings.len()
+    }
+
+    /// Every entry of the leaves is what its block says.
     fn check_leaves(&self, faults: &mut Vec<PrefixFault>) {
         let tree = &self.tree;
         for leaf in &tree.leaves {
@@ -189,77 +241,37 @@ impl<P: HoldersRef> PrefixCache<P> {
                 faults.push(PrefixFault::Leaf { group });
             }
         }
-        let leaves = self.cached_groups().filter(|(node, _)| tree.is_leaf(*node)).count();
-        count("blocks that may go", leaves, tree.leaves.len(), faults);
     }
 
-    /// Every block stands once behind its parent, in the order of tokens. (That its parent leads to
-    /// a salt is seen from its hash, which holds all that is before.)
-    fn check_order(&self, faults: &mut Vec<PrefixFault>) {
-        let tree = &self.tree;
-        let (mut reached, mut empty, mut siblings) = (0, 0, Vec::new());
-        let mut behind = |parent: NodeId| {
-            let Some(top) = tree[parent].children else { return 0 };
-            if tree[top].lower.is_none() && tree[top].higher.is_none() {
-                siblings.clear();
-                siblings.push(top); // as nearly always
-            } else {
-                tree.siblings(parent, &mut siblings);
-            }
-            for (at, &node) in siblings.iter().enumerate() {
-                let ordered = at == 0 || tree.tokens(siblings[at - 1]) < tree.tokens(node);
-                if let (Some(group), false) =
-                    (tree[node].group, ordered && tree[node].parent == Some(parent))
-                {
-                    faults.push(PrefixFault::Order { group });
-                }
-            }
-            siblings.len()
-        };
-        for root in &tree.roots {
-            let blocks = behind(root.node);
-            reached += blocks;
-            empty += usize::from(blocks == 0);
+    /// At most [`MOST`] nodes, and how many holders each has to have.
+    fn check_holders(&self, nodes: &[Node], found: &[u32], faults: &mut Vec<PrefixFault>) {
+        let mut groups = [PageGroup::new(0, 0, 0); MOST];
+        let mut blocks = 0;
+        for (cell, group) in groups.iter_mut().zip(nodes.iter().filter_map(|node| node.group)) {
+            *cell = group;
+            blocks += 1;
         }
-        reached += self.cached_groups().map(|(node, _)| behind(node)).sum::<usize>();
-        count("blocks in the tree", tree.blocks.len(), reached, faults);
-        count("salts without blocks", 0, empty, faults);
+        let mut counts = [0; MOST];
+        self.holders.holders_each(&groups[..blocks], &mut counts[..blocks]);
+        let found = nodes.iter().zip(found).filter(|(node, _)| node.group.is_some());
+        for ((&group, &counted), (_, &found)) in groups.iter().zip(&counts).zip(found) {
+            if counted != found {
+                faults.push(PrefixFault::Holders { group, counted, found });
+            }
+        }
     }
+}
 
-    fn check_holders<'a>(
-        &self,
-        others: impl IntoIterator<Item = &'a [PageGroup]>,
-        faults: &mut Vec<PrefixFault>,
-    ) {
-        let mut found = alloc::vec![1_u32; self.tree.nodes.len()];
-        for node in others.into_iter().flatten().filter_map(|group| self.tree.cached(*group)) {
-            found[node.index()] = found[node.index()].saturating_add(1);
-        }
-        let mut index = 0;
-        // So many at a time that nobody waits long for the pool's group table.
-        let (mut groups, mut counts) = (Vec::with_capacity(MOST), [0; MOST]);
-        for nodes in self.tree.nodes.chunks(MOST) {
-            groups.clear();
-            groups.extend(nodes.iter().filter_map(|node| node.group));
-            self.holders.holders_each(&groups, &mut counts[..groups.len()]);
-            let mut counts = counts.iter();
-            for (node, &found) in nodes.iter().zip(&found[index..]) {
-                if let Some(group) = node.group
-                    && let Some(&counted) = counts.next()
-                    && counted != found
-                {
-                    faults.push(PrefixFault::Holders { group, counted, found });
-                }
-            }
-            index += nodes.len();
-        }
-    }
-
-    fn cached_groups(&self) -> impl Iterator<Item = (NodeId, PageGroup)> {
-        // In the order of memory: in that of the table, each would be a miss of the cache.
-        let nodes = self.tree.nodes.iter().enumerate();
-        nodes.filter_map(|(index, node)| Some((NodeId::new(index), node.group?)))
-    }
+/// What the blocks add up to.
+#[derive(Default)]
+struct Tally {
+    blocks: usize,
+    pinned: usize,
+    leaves: usize,
+    /// Blocks that stand behind another one or behind a salt.
+    reached: usize,
+    /// Salts that nothing stands behind.
+    empty: usize,
 }
 
 fn count(what: &'static str, need: usize, have: usize, faults: &mut Vec<PrefixFault>) {
