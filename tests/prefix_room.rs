@@ -371,8 +371,9 @@ fn many_reserve_through_one_cache() {
                         std::thread::yield_now();
                     };
                     for layer in 0..LAYERS {
-                        for position in lease.covered()..prompt.len() {
-                            let row = row(prompt[position], position, layer);
+                        let rest = prompt.iter().enumerate().skip(lease.covered());
+                        for (position, &token) in rest {
+                            let row = row(token, position, layer);
                             sequence.push(layer, &row, &row).unwrap();
                         }
                     }

