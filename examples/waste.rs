@@ -83,9 +83,7 @@ fn begin<'a>(shared: &'a SharedPagedKv, numbers: &mut Numbers) -> Request<'a> {
     let (prompt, answer) = (length(MEANS[0], normals[0]), length(MEANS[1], normals[1]));
     let mut sequence = PagedSequence::new(shared);
     write(&mut sequence, prompt);
-    let mut vector = Vec::with_capacity(prompt);
-    vector.resize(prompt, 0);
-    Request { sequence, vector, len: prompt + answer }
+    Request { sequence, vector: vec![0; prompt], len: prompt + answer }
 }
 
 fn write(sequence: &mut PagedSequence<&SharedPagedKv>, n: usize) {
