@@ -156,6 +156,8 @@ fn where_it_would_not_be_enough_nothing_goes() {
         assert_eq!((cache.stats(), format!("{:?}", shared.stats())), before);
         cache.check_invariants([lease.groups()]).unwrap();
     }
+    assert!(!cache.try_evict(4) && !cache.try_evict(usize::MAX));
+    assert_eq!(cache.stats(), before.0);
     assert_eq!(cache.acquire_groups(usize::MAX).unwrap_err().need, usize::MAX);
     assert_eq!(*told.lock().unwrap(), 0);
     // And the order in which they go is what it was.

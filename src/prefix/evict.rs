@@ -44,8 +44,16 @@ impl<P: HoldersRef> PrefixCache<P> {
         freed
     }
 
-    /// As [`evict`](Self::evict), or evicts nothing where fewer than `n` may go.
-    pub(super) fn evict_all_or_none(&mut self, n: usize) -> bool {
+    /// As [`evict`](Self::evict), all or none: where fewer than `n` blocks may go, nothing goes, and
+    /// it is as if nobody had asked. Whether they went.
+    ///
+    /// `PrefixCache::reserve` and `acquire_groups` do this for a `SharedPagedKv`. It is for those who
+    /// reserve otherwise.
+    ///
+    /// # Cost
+    ///
+    /// As `evict`, and a list of what goes. A refusal costs as much as what could have gone.
+    pub fn try_evict(&mut self, n: usize) -> bool {
         let mut out = Vec::new();
         let mut passed = None;
         // Nothing that is pinned goes, so that most hopeless calls look at nothing.

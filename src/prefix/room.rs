@@ -120,6 +120,6 @@ where
     /// Evicts what is lacking, or nothing.
     fn make_room(&mut self, lack: PagedStoreExhausted) -> bool {
         // Somebody may have given back since it was asked for; to ask again is enough then.
-        lack.need <= lack.free || self.evict_all_or_none(lack.need - lack.free)
+        lack.need <= lack.free || self.try_evict(lack.need - lack.free)
     }
 }
