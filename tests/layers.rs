@@ -1,8 +1,7 @@
 //! Layers that differ: windows, shapes, stored types, and layers that read another's rows.
-#![expect(clippy::std_instead_of_alloc, reason = "a test runs on std")]
 #![cfg(any(feature = "std", feature = "spin"))]
 
-use std::fmt::Debug;
+use core::fmt::Debug;
 
 use paged_kv::attention::{
     AttentionOptions, attention_scratch_len, causal_gqa_attention_paged_into,
