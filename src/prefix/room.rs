@@ -25,8 +25,8 @@ where
     ///
     /// As `PagedSequence::reserve`: [`PagedKvError::Exhausted`] where nothing that may go would be
     /// enough, and a request has to give way or to wait. [`PagedKvError::WrongStore`] for a sequence
-    /// of another pool. The sequence is as it was then, and so is the cache, but where the layers'
-    /// stores are of different sizes: one that is not short gets blocks that another one lacked.
+    /// of another pool. The sequence is as it was then, and so is the cache, but where layers differ in
+    /// their blocks or windows: one that is not short gets blocks that another one lacked.
     ///
     /// # Deadlock
     ///
