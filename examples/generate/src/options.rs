@@ -77,7 +77,7 @@ pub struct Options {
 pub enum KvType {
     /// `f32`
     F32,
-    /// [`f16`]
+    /// [`struct@f16`]
     F16,
     /// [`bf16`]
     Bf16,
