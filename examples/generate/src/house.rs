@@ -190,7 +190,11 @@ impl<'p, 'l, E: Element> House<'p, 'l, E> {
         let positions = request.job.positions.min(request.known() + 1);
         let blocks = found.groups().len();
         let need = positions.div_ceil(self.pool.block_size()) - blocks;
-        let Some(own) = self.acquire(need) else {
+        let own = match &mut self.prefixes {
+            Some(prefixes) => prefixes.acquire(need),
+            None => self.pool.acquire(need),
+        };
+        let Some(own) = own else {
             let free = self.pool.shared().free_groups();
             self.tell_of_wait(answer, Event::Waits { answer, need, free });
             return Ok(None);
@@ -210,16 +214,6 @@ impl<'p, 'l, E: Element> House<'p, 'l, E> {
             it.in_prompt() && prefixes.in_common(&it.request.job.prompt, prompt) > found
         };
         self.running.iter().find(more).map(|it| it.request.answer)
-    }
-
-    /// Groups that are free or that the cache can spare. It spares none that do not suffice.
-    fn acquire(&mut self, need: usize) -> Option<Pages<'p, E>> {
-        let short = need.saturating_sub(self.pool.shared().free_groups());
-        if short > 0 {
-            let prefixes = self.prefixes.as_mut().filter(|it| it.evictable() >= short)?;
-            prefixes.evict(short);
-        }
-        self.pool.acquire(need)
     }
 
     /// Who waits behind the first one is told of when it has become the first.

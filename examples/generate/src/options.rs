@@ -77,13 +77,13 @@ pub struct Options {
 pub enum KvType {
     /// `f32`
     F32,
-    /// [`f16`](paged_kv::f16)
+    /// [`struct@f16`]
     F16,
-    /// [`bf16`](paged_kv::bf16)
+    /// [`bf16`]
     Bf16,
-    /// [`Int8`](paged_kv::Int8)
+    /// [`Int8`]
     Int8,
-    /// [`Int4`](paged_kv::Int4)
+    /// [`Int4`]
     Int4,
 }
 

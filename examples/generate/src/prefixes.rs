@@ -96,9 +96,17 @@ impl<'p, E: Element> Prefixes<'p, E> {
         self.cache.evict(n)
     }
 
-    /// Blocks in each layer that nobody uses.
-    pub fn evictable(&self) -> usize {
-        self.cache.evictable()
+    /// Takes `n` groups that are free or that the cache can spare, all or none. It spares none that
+    /// do not suffice.
+    pub fn acquire(&mut self, n: usize) -> Option<Pages<'p, E>> {
+        let short = n.saturating_sub(self.pool.shared().free_groups());
+        if short > 0 {
+            if self.cache.evictable() < short {
+                return None;
+            }
+            self.evict(short);
+        }
+        self.pool.acquire(n)
     }
 
     /// Blocks evicted so far, in each layer.
@@ -106,8 +114,7 @@ impl<'p, E: Element> Prefixes<'p, E> {
         self.cache.stats().evicted
     }
 
-    /// Recounts the cache, and with it the pool, from `memories`: for each request the pages it
-    /// holds and all its holdings.
+    /// Recounts the cache and the pool from the pages that requests hold and from all their holdings.
     ///
     /// # Errors
     ///

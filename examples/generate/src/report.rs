@@ -165,7 +165,7 @@ pub fn figures(plan: &Plan, outcome: &Outcome) -> String {
 }
 
 fn spent(what: &str, spent: &Spent) -> String {
-    let Spent { steps, rows, whole, attention } = *spent;
+    let Spent { steps, rows, whole, attention, .. } = *spent;
     if steps == 0 {
         return String::new();
     }

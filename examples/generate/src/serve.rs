@@ -1,6 +1,6 @@
 //! Requests by turns over one store, told as events.
 //!
-//! Who runs and who waits is decided in [`house`](crate::house). Everything is told as an [`Event`]
+//! Who runs and who waits is decided in `house`. Everything is told as an [`Event`]
 //! when it happens, and added up in an [`Outcome`].
 
 use std::time::{Duration, Instant};

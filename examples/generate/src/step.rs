@@ -58,6 +58,8 @@ pub struct Spent {
     pub steps: usize,
     /// Rows that all requests fed.
     pub rows: usize,
+    /// Of these, rows that went through products of their own.
+    pub apart: usize,
     /// The whole time.
     pub whole: Duration,
     /// The part of it that is this crate's: planning, appending, attending.
@@ -112,6 +114,8 @@ impl Steps {
         }
         let pieces: Vec<_> = members.iter().map(|member| member.feeds().count()).collect();
         let rows: usize = members.iter().map(|member| member.tokens.len()).sum();
+        let apart =
+            members.iter().filter(|member| member.apart).map(|it| it.tokens.len()).sum::<usize>();
         let feeds: Vec<_> = members.iter().flat_map(Member::feeds).collect();
         let mut batch = Batch::new(self, members)?;
         let mut parts = model.step(&feeds, &mut batch)?.into_iter();
@@ -122,6 +126,7 @@ impl Steps {
         };
         spent.steps += 1;
         spent.rows += rows;
+        spent.apart += apart;
         spent.attention += attention;
         spent.whole += started.elapsed();
         Ok(pieces.iter().map(|&pieces| joined(parts.by_ref().take(pieces))).collect())

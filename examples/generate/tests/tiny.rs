@@ -328,8 +328,16 @@ fn preempted_requests_say_the_same() {
         for (share, more) in [(true, 0), (true, 4), (false, 0), (false, 4)] {
             (options.share, options.pool_blocks) = (share, Some(least + more));
             let (mut preempted, mut ended) = ([0; 8], Vec::new());
+            let (mut held, mut together) = ([0; 8], 0);
             let mut listen = |event| match event {
-                Event::Preempted { answer, .. } => preempted[answer] += 1,
+                Event::Preempted { answer, .. } => {
+                    preempted[answer] += 1;
+                    held[answer] = 0;
+                }
+                Event::Prefill { answer, done, .. } => {
+                    together += done - held[answer];
+                    held[answer] = done;
+                }
                 Event::Ended { answer } => ended.push(answer),
                 _ => (),
             };
@@ -339,6 +347,11 @@ fn preempted_requests_say_the_same() {
             // Where nothing is found there is no room for a second one beside the first.
             let preempted_any = tight.account.preemptions > 0;
             assert_eq!(preempted_any, share || more > 0, "{block_size}: {preempted:?}");
+            if !share {
+                // New tokens meet no others in a product, neither the first time nor again.
+                let (prompt, decode) = (tight.prompt, tight.decode);
+                assert_eq!(prompt.rows + decode.rows, together + prompt.apart + decode.apart);
+            }
             // The oldest never gives way, so all end in order.
             assert_eq!((preempted[0], ended), (0, (0..8).collect()));
             for (tight, roomy) in tight.answers.iter().zip(&roomy.answers) {
@@ -363,6 +376,28 @@ fn what_is_only_cached_goes_before_anybody() {
     (options.n, options.pool_blocks) = (20, Some(7));
     let tight = serve(&model, &prompts, Level::detect(), &options);
     assert_eq!((tight.account.evictions, tight.account.preemptions), (4, 0));
+}
+
+#[test]
+fn the_cache_spares_nothing_that_does_not_suffice() {
+    let model = model("spared.gguf");
+    let pool = Pool::<f32>::new(model.sizes(), 16, 8).unwrap();
+    let mut prefixes = Prefixes::new(&pool);
+    let prompt = &prompts()[0][..64];
+    let mut memory = PagedMemory::begin(Pages::none(&pool), prefixes.acquire(4).unwrap()).unwrap();
+    let mut steps = Steps::new(Level::detect(), THREADS);
+    steps.prefill(&model, prompt, &mut memory, |_| ()).unwrap();
+    prefixes.insert(prompt, memory.pages()).unwrap();
+    // What is held is not to be had.
+    assert!(prefixes.acquire(5).is_none());
+    drop(memory);
+    let held = prefixes.acquire(3).unwrap();
+    assert!(prefixes.acquire(6).is_none());
+    assert_eq!((prefixes.evicted(), pool.shared().free_groups()), (0, 1));
+    let rest = prefixes.acquire(4).unwrap();
+    assert_eq!((prefixes.evicted(), pool.shared().free_groups()), (3, 0));
+    drop((held, rest, prefixes));
+    assert_eq!(pool.shared().free_groups(), 8);
 }
 
 #[test]
