@@ -5,6 +5,8 @@
 //!   hit, one lookup and one lease.
 //! - `insert`: 2,000 tokens of which no block is known; `evict`: the same blocks again.
 //! - `check`: all invariants, with 100 prompts of 2,000 tokens cached.
+//! - `pool_size`: insert, look up, and evict for a reservation, of 4,096 tokens, in a pool that holds them
+//!   alone and in one of four million blocks; the ratios are printed and asserted.
 //! - `crowd`: what is found alone, where a thousand other prompts are cached and where none is.
 //!
 //! Each is checked before it is timed.
@@ -15,7 +17,7 @@ use std::time::Instant;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use paged_kv::PageGroup;
-use paged_kv::cache::SharedPagedKv;
+use paged_kv::cache::{PagedSequence, SharedPagedKv};
 use paged_kv::prefix::{HashKey, PrefixCache, Priority};
 
 const BLOCK_SIZES: [usize; 2] = [16, 64];
@@ -25,9 +27,9 @@ const SALT: &[u8] = b"a tenant";
 
 type Cache<'a> = PrefixCache<&'a SharedPagedKv>;
 
-/// A prompt that shares no block with one of another number.
+/// A prompt that shares no block with one of another number: ids of a vocabulary of 2^17.
 fn prompt(number: u32) -> Vec<u32> {
-    (0..=TOKENS as u32).map(|at| at.wrapping_mul(2_654_435_761) ^ number).collect()
+    (0..=TOKENS as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 15) ^ number).collect()
 }
 
 fn pool(block_size: usize, prompts: usize) -> SharedPagedKv {
@@ -128,6 +130,75 @@ fn crowd(c: &mut Criterion) {
     bench.throughput(Throughput::Elements(125_000));
     bench.bench_function("check", |b| b.iter(|| cache.check_invariants([])));
     bench.finish();
+    // As criterion may have measured another's turn of the processor: the best of many.
+    let best = (0..200).map(|_| {
+        let begun = Instant::now();
+        assert_eq!(cache.check_invariants([]), Ok(()));
+        begun.elapsed()
+    });
+    let best = best.min().unwrap_or_default().as_secs_f64() * 1e9 / 125_000.0;
+    println!("all invariants of 125,000 blocks of 16: {best:.0} ns a block");
+}
+
+/// Of 4,096 tokens and what comes with it, in a pool that holds them alone and in one of four million
+/// blocks, of which all others are taken. Turns are taken, and the best of many rounds counts.
+fn pool_size(_: &mut Criterion) {
+    const LONG: usize = 4096;
+    for block_size in BLOCK_SIZES {
+        let blocks = LONG / block_size;
+        // Eight bytes a position: at most 2 GiB of address space, of which little is touched.
+        let pools = [blocks, 4 << 20].map(|all| SharedPagedKv::new(1, block_size, all, 1, 1));
+        let mut other = PagedSequence::new(&pools[1]);
+        other.reserve(((4 << 20) - blocks) * block_size).expect("all but these");
+        let tokens: Vec<u32> =
+            (0..=LONG as u32).map(|at| at.wrapping_mul(40_503) % 50_257).collect();
+        let mut caches = pools.each_ref().map(|shared| Cache::new(shared, block_size, KEY));
+        let mut best = [[Duration::MAX; 4]; 2];
+        for _ in 0..2000 {
+            for ((shared, cache), best) in pools.iter().zip(&mut caches).zip(&mut best) {
+                let groups = cache.acquire_groups(blocks).expect("they are free");
+                let times = rounds(shared, cache, &tokens, groups);
+                best.iter_mut().zip(times).for_each(|(best, time)| *best = time.min(*best));
+            }
+        }
+        let names = ["insert", "peek", "lookup and lease", "evict for a reservation"];
+        for (at, name) in names.iter().enumerate() {
+            let ns = best.map(|best| best[at].as_secs_f64() * 1e9 / LONG as f64);
+            let ratio = ns[1] / ns[0];
+            println!(
+                "{name}, blocks of {block_size}: {:.2} ns a token in a pool of {blocks} blocks, {:.2} in \
+                 one of four million: {ratio:.2}",
+                ns[0], ns[1]
+            );
+            assert!(ratio < 1.5, "nothing may grow with the pool");
+        }
+    }
+}
+
+/// Insert, peek, look up, and a sequence that wants all blocks.
+fn rounds(
+    shared: &SharedPagedKv,
+    cache: &mut Cache<'_>,
+    tokens: &[u32],
+    groups: Vec<PageGroup>,
+) -> [Duration; 4] {
+    let mut begun = Instant::now();
+    let mut lap = || {
+        let now = Instant::now();
+        now - core::mem::replace(&mut begun, now)
+    };
+    cache.insert(SALT, tokens, &groups, Priority::NORMAL).expect("fresh groups");
+    let insert = lap();
+    groups.into_iter().for_each(|group| _ = shared.release_group(group));
+    let _ = lap();
+    assert_eq!(cache.peek(SALT, black_box(tokens)), tokens.len() - 1);
+    let peek = lap();
+    drop(cache.lookup(SALT, black_box(tokens)));
+    let lookup = lap();
+    let mut sequence = PagedSequence::new(shared);
+    let _ = lap();
+    cache.reserve(&mut sequence, tokens.len() - 1).expect("all may go");
+    [insert, peek, lookup, lap()]
 }
 
 criterion_group! {
@@ -136,6 +207,6 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(200))
         .measurement_time(Duration::from_millis(600));
-    targets = lookup, insert_and_evict, crowd
+    targets = lookup, insert_and_evict, crowd, pool_size
 }
 criterion_main!(benches);

@@ -96,13 +96,14 @@
 //!
 //! A room uses those above it; `storage` and `kernel` do not know each other, and `element` looks
 //! ahead once, for the entry that attention is called through. `cut` beside them takes parts of
-//! slices and fails in one cold place.
+//! slices and fails in one cold place; `atomic` has the atomics, or a model checker's.
 #![no_std]
 
 extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+mod atomic;
 pub mod attention;
 pub mod batch;
 mod cut;

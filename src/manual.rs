@@ -22,11 +22,17 @@
 //! 1. **May it come at all?** [`can_ever_fit`](crate::cache::SharedPagedKv::can_ever_fit) of its longest
 //!    length: what does not fit into an empty pool is refused, and everything else may wait.
 //! 2. **What is there already?** [`PrefixCache::lookup`](crate::prefix::PrefixCache::lookup) gives a lease
-//!    on the page groups that hold the beginning of the prompt, and
-//!    [`adopt_groups`](crate::cache::PagedSequence::adopt_groups) begins a sequence with them.
-//! 3. **Room for the next step.** [`reserve`](crate::cache::PagedSequence::reserve), in all layers or in
-//!    none. Where it is refused the engine chooses:
-//!    [`evict`](crate::prefix::PrefixCache::evict) what is only cached,
+//!    on the page groups that hold the beginning of the prompt. Nothing of them is evicted while it is
+//!    held. A prompt that is to be cached itself takes groups for its rest
+//!    ([`PrefixCache::acquire_groups`](crate::prefix::PrefixCache::acquire_groups)), and
+//!    [`adopt_groups`](crate::cache::PagedSequence::adopt_groups) begins a sequence with all of them: the
+//!    blocks that come with rows, and then room to grow into. From there on the sequence holds the
+//!    blocks, and the lease may go.
+//! 3. **Room for the next step.** [`PrefixCache::reserve`](crate::prefix::PrefixCache::reserve), in all
+//!    layers or in none; where the pool is short it evicts as much as is lacking of what is only cached,
+//!    or nothing. (Without a cache it is [`PagedSequence::reserve`](crate::cache::PagedSequence::reserve),
+//!    which is also the door for most steps: it takes no lock where there is room, and the cache is
+//!    asked after a refusal.) Where that is refused too the engine chooses:
 //!    [`release`](crate::cache::PagedSequence::release) the youngest request and resume it from its
 //!    tokens later, or sleep
 //!    ([`reserve_within`](crate::cache::PagedSequence::reserve_within)). A request that holds blocks
@@ -38,14 +44,21 @@
 //!    layers at once, or [`abandon`](crate::cache::PagedSequence::abandon) it. Of drafts that branch,
 //!    [`compact`](crate::cache::PagedSequence::compact) keeps the accepted path.
 //! 6. **The end of the prompt.** [`insert`](crate::prefix::PrefixCache::insert) its full blocks, for the
-//!    next one. That wants page groups: a request whose prompt is to be cached takes them
-//!    ([`acquire_groups`](crate::cache::SharedPagedKv::acquire_groups)) and adopts them as room to grow
-//!    into.
+//!    next one, with the groups of step 2, and release those that were its own: the cache and the
+//!    sequence hold what they need.
 //! 7. **Elsewhere.** Between two steps a request can be [`save`](crate::cache::PagedSequence::save)d, to
 //!    make room or to move it, and [`restore`](crate::cache::PagedSequence::restore)d into another
 //!    sequence, here or on another machine, with the same bits. [`wire`](crate::wire) draws the bytes and
 //!    says how to keep them in an object store.
 //! 8. **The end.** Drop the sequence. That waits for nothing, under any guard and while unwinding.
+//! 9. **A tenant leaves, or a LoRA is unloaded.**
+//!    [`remove_salt`](crate::prefix::PrefixCache::remove_salt): none of its blocks is found from then on.
+//!
+//! A lease may end inside a block: its [`partial`](crate::prefix::Lease::partial) block holds the next
+//! few positions and then another prompt's. A sequence that adopts it, with `covered` positions, copies
+//! them at its first reservation, in every layer, and the copy is its own. No group holds it, so that
+//! what comes behind it cannot be inserted. Who wants that more than a few positions saved lets the
+//! part go ([`release_partial`](crate::prefix::Lease::release_partial)), as below.
 //!
 //! [`fork`](crate::cache::PagedSequence::fork) at any time between steps: several answers to one
 //! prompt, or beams.
@@ -108,14 +121,14 @@
 //!     let mut lease = prefixes.lookup(b"tenant", prompt);
 //!     lease.release_partial();
 //!     let mut groups = lease.groups().to_vec();
-//!     let own = shared.acquire_groups(prompt.len().div_ceil(BLOCK) - groups.len())?;
+//!     let own = prefixes.acquire_groups(prompt.len().div_ceil(BLOCK) - groups.len())?;
 //!     groups.extend(&own);
 //!     let mut sequence = PagedSequence::new(&shared);
 //!     sequence.adopt_groups(&groups, lease.covered())?;
 //!
 //!     // Prefill: all that is not there, in one step. Its queries are left out here.
 //!     let rest = &prompt[lease.covered()..];
-//!     sequence.reserve(rest.len())?;
+//!     prefixes.reserve(&mut sequence, rest.len())?;
 //!     for layer in 0..LAYERS {
 //!         let rows: Vec<_> = rest.iter().map(|token| project(*token, layer)).collect();
 //!         let k: Vec<f32> = rows.iter().flat_map(|row| row.0).collect();
@@ -139,7 +152,7 @@
 //!     let rows: Vec<_> = lens.map(|len| SequenceRows { len, rows: 1 }).collect();
 //!     let mut plan = None;
 //!     for sequence in &mut running {
-//!         sequence.reserve(1)?;
+//!         prefixes.reserve(sequence, 1)?; // what is only cached goes first
 //!     }
 //!     for layer in 0..LAYERS {
 //!         let (k, v, q) = project(token, layer);
@@ -209,7 +222,9 @@
 //! | `adopt_groups` | | | group table | a table a layer |
 //! | `PagedSequence::save` | read, for each page | | | header, a page |
 //! | `PagedSequence::restore` | then write, for each page | all, while it takes blocks | bell, if it fails | tables, a page |
-//! | `PrefixCache::lookup`, `insert`, `evict`, drop of a `Lease` | the engine's own lock | | group table | a lookup its lease; an insertion its blocks |
+//! | `PrefixCache::lookup`, `insert`, `evict`, `remove_salt` | the engine's own lock | | group table | a lookup its lease; an insertion its blocks; a removal its list |
+//! | `PrefixCache::reserve`, `acquire_groups` | the engine's own lock | as without it | group table | as without it; a list of what goes |
+//! | drop of a `Lease` | | | group table | |
 //! | attention, alone or by a plan | the caller's read guard | | | |
 //! | `BatchPlan::new`, `shared_prefixes` | | | | the plan |
 //!

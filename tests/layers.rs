@@ -1,8 +1,7 @@
 //! Layers that differ: windows, shapes, stored types, and layers that read another's rows.
-#![expect(clippy::std_instead_of_alloc, reason = "a test runs on std")]
 #![cfg(any(feature = "std", feature = "spin"))]
 
-use std::fmt::Debug;
+use core::fmt::Debug;
 
 use paged_kv::attention::{
     AttentionOptions, attention_scratch_len, causal_gqa_attention_paged_into,
@@ -274,6 +273,36 @@ fn a_prefix_is_adopted_as_far_as_it_is_needed<E: Element>() {
     assert_eq!(shared.free_groups(), 40);
 }
 
+/// Room that came with groups stays the sequence's own when the window passes rows in front of it: what
+/// is written there is in the groups.
+fn room_of_groups_is_written_in_place_after_the_window_has_passed<E: Element>() {
+    let spec = LayerSpec::new(shape(16, 1, 4), 40).window(KvWindow::last(20));
+    let shared = layers::<E>(&[spec]);
+    let groups = shared.acquire_groups(20).unwrap();
+    let mut writer = Sequence::<E>::new(&shared);
+    writer.adopt_groups(&groups[..10], 0).unwrap();
+    write_committed(&mut writer, &(1..=160).collect::<Vec<_>>());
+    drop(writer);
+    let mut sequence = Sequence::<E>::new(&shared);
+    // The window of position 146 begins at 127, and all of its tile is kept: six blocks, with the one
+    // that is being filled.
+    sequence.adopt_groups(&groups, 146).unwrap();
+    assert_eq!(sequence.cache(0).freed_blocks(), 0..4);
+    write_committed(&mut sequence, &(147..=211).collect::<Vec<_>>());
+    // A fork shares the block that is being filled. Its copy makes the window give blocks back: that
+    // of position 211 begins at a tile, and two blocks are left.
+    let fork = sequence.fork().unwrap();
+    write_committed(&mut sequence, &(212..=320).collect::<Vec<_>>());
+    assert_eq!(sequence.cache(0).freed_blocks(), 0..12);
+    let table = sequence.cache(0).block_table();
+    let of_group = |index: usize| shared.group_block(groups[index], 0).unwrap();
+    assert_eq!(table[2..], [14, 15, 16, 17, 18, 19].map(of_group));
+    assert_ne!(table[1], of_group(13), "the block that was shared");
+    drop((sequence, fork));
+    groups.into_iter().for_each(|group| assert!(shared.release_group(group)));
+    assert_eq!(shared.free_groups(), 40);
+}
+
 /// Rows into room that came with groups, in steps of one block.
 fn write_committed<E: Element>(sequence: &mut Sequence<'_, E>, tags: &[u64]) {
     for tags in tags.chunks(16) {
@@ -285,6 +314,7 @@ every_type! {
     requests_under_windows,
     beams_under_windows,
     a_prefix_is_adopted_as_far_as_it_is_needed,
+    room_of_groups_is_written_in_place_after_the_window_has_passed,
 }
 
 /// Two sliding layers to one full one, as in Gemma 3 with less of everything: the sliding layers hold

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 ///
 /// `element` looks at `attention` for one name, [`DECLARED`], so that kernels are compiled here
 /// and not in a dependent's debug build.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
+    ("atomic", &[]),
     ("manual", &[]),
     ("cut", &[]),
     ("id", &[]),
@@ -20,14 +21,25 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("simd", &["cut"]),
     ("element", &["cut", "error", "id", "shape", "simd"]),
     ("kernel", &["cut", "error", "id", "shape", "simd", "element"]),
-    ("storage", &["cut", "error", "id", "shape", "simd", "element"]),
+    ("storage", &["atomic", "cut", "error", "id", "shape", "simd", "element"]),
     ("attention", &["cut", "error", "id", "shape", "simd", "element", "kernel", "storage"]),
     ("wire", &["error", "id", "shape", "element", "storage"]),
-    ("share", &["error", "id", "shape", "element", "storage", "wire"]),
+    ("share", &["atomic", "error", "id", "shape", "element", "storage", "wire"]),
     ("prefix", &["error", "id", "element", "share"]),
     (
         "batch",
-        &["cut", "error", "id", "shape", "simd", "element", "kernel", "storage", "attention"],
+        &[
+            "atomic",
+            "cut",
+            "error",
+            "id",
+            "shape",
+            "simd",
+            "element",
+            "kernel",
+            "storage",
+            "attention",
+        ],
     ),
 ];
 

@@ -50,19 +50,19 @@ use core::slice;
 use std::panic::{catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
 
-use self::below::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use self::below::{mpsc, spin_loop, thread};
 use super::executor::{Executor, Inline, count_chunks};
+use crate::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 /// What the pool stands on, and what the model checker puts in its place.
 mod below {
     #[cfg(not(all(test, loom)))]
-    pub(super) use core::{hint::spin_loop, sync::atomic};
+    pub(super) use core::hint::spin_loop;
     #[cfg(not(all(test, loom)))]
     pub(super) use std::{sync::mpsc, thread};
 
     #[cfg(all(test, loom))]
-    pub(super) use loom::{hint::spin_loop, sync::atomic, sync::mpsc, thread};
+    pub(super) use loom::{hint::spin_loop, sync::mpsc, thread};
 }
 
 /// How often a worker looks for work before it sleeps: 1024 pauses, which last 25 to 50 ns each on

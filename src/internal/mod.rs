@@ -11,6 +11,8 @@ pub mod group_ops;
 pub mod limits;
 pub mod numbers;
 pub mod oracle;
+#[cfg(all(test, loom))]
+pub(crate) mod orders;
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
 pub mod prefix_ops;
 pub mod real;

@@ -13,7 +13,7 @@ use crate::cache::SharedPagedKv;
 use crate::error::GroupError;
 use crate::id::PageGroup;
 use crate::prefix::{
-    HashKey, InsertError, Lease, Pin, PinError, PrefixCache, PrefixEvent, Priority,
+    HashKey, InsertError, Lease, Pin, PinError, PrefixCache, PrefixEvent, Priority, RemoveError,
 };
 use crate::share::lock::Mutex;
 
@@ -63,6 +63,8 @@ pub enum Op {
     Budget { blocks: u8 },
     /// Insert what must be refused.
     Misuse { prompt: Prompt, how: u8 },
+    /// A salt goes.
+    RemoveSalt { salt: u8 },
     /// Everything goes.
     Clear,
 }
@@ -85,6 +87,7 @@ impl Op {
             27 => Op::Budget { blocks: a },
             28..=30 => Op::Misuse { prompt, how: kind / 32 },
             _ if a < 64 => Op::Clear,
+            _ if a < 192 => Op::RemoveSalt { salt: a % 2 },
             _ => Op::End { request },
         }
     }
@@ -257,6 +260,7 @@ impl Model {
                 self.cache.set_pin_budget(self.budget);
             }
             Op::Misuse { prompt, how } => self.misuse(prompt, how),
+            Op::RemoveSalt { salt } => self.remove_salt(SALTS[usize::from(salt)]),
             Op::Clear => {
                 let gone = |entry: &&Entry| self.held(entry.group) == 0;
                 let need = self.entries.iter().filter(gone).count();
@@ -373,16 +377,19 @@ impl Model {
         self.lookup(request, prompt);
         let (salt, tokens, size) = (prompt.salt(), prompt.tokens(), self.world.block_size);
         self.requests[request].lease.as_mut().expect("just looked up").release_partial();
-        while self.groups(request).len() < tokens.len().div_ceil(size) {
-            match self.shared.acquire_group() {
-                Some(group) => self.requests[request].own.push(group),
-                None => {
-                    let freed = self.cache.evict(1);
-                    assert_eq!(self.evict(1), freed);
-                    if freed == 0 {
-                        return; // refused for want of room; what it has it keeps
-                    }
-                }
+        let need = tokens.len().div_ceil(size) - self.groups(request).len();
+        let (free, goes) = (self.shared.free_groups(), self.cache.evictable());
+        match self.cache.acquire_groups(need) {
+            Ok(groups) => {
+                assert!(need <= free + goes);
+                let lack = need.saturating_sub(free);
+                assert_eq!(self.evict(lack), lack);
+                self.requests[request].own = groups;
+            }
+            Err(refused) => {
+                assert!(need > free + goes);
+                assert_eq!((refused.need, refused.free), (need, free));
+                return; // what it has it keeps, and nothing has gone
             }
         }
         let groups = self.groups(request);
@@ -430,6 +437,20 @@ impl Model {
         let request = core::mem::take(&mut self.requests[request]);
         release(&self.shared, &request.own);
         drop(request.lease);
+    }
+
+    fn remove_salt(&mut self, salt: &[u8]) {
+        let of = |entry: &&Entry| entry.prefix.0 == salt;
+        let pinned = self.entries.iter().filter(of).filter(|entry| entry.pins > 0).count();
+        let gone = |entry: &&Entry| self.held(entry.group) == 0;
+        let expected = match pinned {
+            0 => Ok(self.entries.iter().filter(of).filter(gone).count()),
+            blocks => Err(RemoveError::Pinned { blocks }),
+        };
+        assert_eq!(self.cache.remove_salt(salt), expected);
+        if expected.is_ok() {
+            self.entries.retain(|entry| entry.prefix.0 != salt);
+        }
     }
 
     /// What `evict` should do, in the model alone.

@@ -1,4 +1,4 @@
-//! The cache: what is looked up, stored, pinned and evicted.
+//! The cache: what is looked up, stored and pinned.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -95,9 +95,25 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// Has every event told to `sink`, or to nobody.
     ///
     /// It is called in the middle of an operation, under the caller's lock: it should pass the
-    /// event on and return. If it panics, the cache is as it was after the change it was told of.
+    /// event on and return. If it panics, the cache is whole, all that it was told of has happened,
+    /// and it may not be told of the rest of that operation.
     pub fn set_sink(&mut self, sink: Option<PrefixSink>) {
         self.sink = sink;
+    }
+
+    /// No pin is out any more.
+    pub(super) fn void_pins(&mut self, era: CacheEra) {
+        (self.pinned, self.pins, self.era) = (0, 0, era);
+    }
+
+    pub(super) fn count_evicted(&mut self) {
+        self.counts.evicted += 1;
+    }
+
+    pub(super) fn tell(&mut self, event: PrefixEvent<'_>) {
+        if let Some(sink) = &mut self.sink {
+            sink(event);
+        }
     }
 
     /// Finds the cached beginning of a prompt and holds its groups.
@@ -112,7 +128,12 @@ impl<P: HoldersRef> PrefixCache<P> {
     ///
     /// One allocation for a hit, none for a miss; for each block one hash, one comparison of its
     /// tokens and one count at the pool; for the end, the logarithm of the blocks behind one
-    /// parent and of those without children. Independent of what else is cached.
+    /// parent and of those without children. Independent of what else is cached and of the pool's size.
+    ///
+    /// Of 4,096 tokens on a Zen 4, hashing takes 1.1 ns a token in blocks of 16 and 0.74 in blocks of
+    /// 64 (ids below 2^21; others a fifth more): SipHash goes through eight bytes at a time, one after
+    /// the other, and five times more for each block. With the table and the comparison it is 1.6 and
+    /// 0.9 ([`peek`](Self::peek)), and with the counts of one layer 3.2 and 1.3.
     pub fn lookup(&mut self, salt: &[u8], tokens: &[u32]) -> Lease<P> {
         self.counts.tokens_asked += tokens.len() as u64;
         let (groups, covered) = self.find_and_hold(salt, tokens).unwrap_or_default();
@@ -187,58 +208,6 @@ impl<P: HoldersRef> PrefixCache<P> {
         Ok(Inserted { stored, known: from.blocks })
     }
 
-    /// Evicts until `n` groups have gone back to the pool, or nothing is left that may go. How
-    /// many have.
-    ///
-    /// Children go before parents; of those that may go now, the ones of the lowest priority
-    /// first, and of these the one whose last use is longest ago. Nothing goes that is pinned, nor
-    /// what anybody holds beside the cache: a lease, or a sequence that retained the group. (A
-    /// sequence that only adopted the group's blocks holds those and not the group: the cache
-    /// evicts it, and the blocks come back when the sequence is done.)
-    ///
-    /// # Cost
-    ///
-    /// For each block the logarithm of the blocks without children, and one question to the pool
-    /// for each end of a path that is held: at most as many as there are leases and sequences.
-    pub fn evict(&mut self, n: usize) -> usize {
-        let mut freed = 0;
-        // Everything up to here is held. What becomes a leaf comes behind it, see `tree`.
-        let mut passed = None;
-        while freed < n
-            && let Some(leaf) = self.tree.next_leaf(passed)
-        {
-            let group = self.tree[leaf.node].group.expect("a leaf is a block");
-            if self.holders.holders(group) > 1 {
-                passed = Some(leaf);
-                continue;
-            }
-            let hash = self.tree[leaf.node].hash;
-            let before = self.tree.remove_block(leaf.node);
-            freed += usize::from(self.holders.release(group) == Ok(true));
-            self.counts.evicted += 1;
-            self.tree.remove_if_empty_root(before);
-            if let Some(sink) = &mut self.sink {
-                sink(PrefixEvent::Removed { hash, group });
-            }
-        }
-        freed
-    }
-
-    /// Lets every block go, pinned or held: what leases hold stays theirs, and is no longer found.
-    /// For when cached rows are worth nothing any more, as after a change of the model's weights.
-    ///
-    /// Every [`Pin`] is void from then on. Returns how many groups went back to the pool.
-    pub fn clear(&mut self) -> usize {
-        let freed = self.release_all();
-        self.tree = Tree::new(self.tree.block_size, self.tree.mask);
-        (self.pinned, self.pins) = (0, 0);
-        self.era = CacheEra::fresh();
-        if let Some(sink) = &mut self.sink {
-            sink(PrefixEvent::Cleared);
-        }
-        freed
-    }
-
     /// Keeps the full blocks of `tokens` from being evicted until the pin is given back.
     ///
     /// # Errors
@@ -302,34 +271,13 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// What it holds, and what it has done.
     pub fn stats(&self) -> PrefixStats {
         PrefixStats {
+            block_size: self.tree.block_size,
+            bytes_per_block: self.tree.bytes_per_block(),
             cached: self.tree.blocks.len(),
             pinned: self.pinned,
             salts: self.tree.roots.len(),
             ..self.counts
         }
-    }
-
-    /// How many groups [`evict`](Self::evict) could give back at most now.
-    ///
-    /// For admission control: a request fits that needs no more than this and what is free. Asks
-    /// the pool about every cached block, so ask when little is free.
-    pub fn evictable(&self) -> usize {
-        let mut stays = alloc::vec![false; self.tree.nodes.len()];
-        for &end in &self.tree.blocks {
-            let held = self.holders_of(end) > 1 || self.tree[end].pins > 0;
-            // And so does all that is before it, which somebody else may have been at already.
-            for node in self.tree.path(end).take_while(|_| held) {
-                if core::mem::replace(&mut stays[node.index()], true) {
-                    break;
-                }
-            }
-        }
-        let goes = |node: &&NodeId| !stays[node.index()] && self.holders_of(**node) == 1;
-        self.tree.blocks.iter().filter(goes).count()
-    }
-
-    fn holders_of(&self, node: NodeId) -> u32 {
-        self.tree[node].group.map_or(0, |group| self.holders.holders(group))
     }
 
     fn tick(&mut self) -> u64 {
@@ -409,7 +357,7 @@ impl<P: HoldersRef> PrefixCache<P> {
         }
     }
 
-    fn release_all(&self) -> usize {
+    pub(super) fn release_all(&self) -> usize {
         let groups = self.tree.blocks.iter().filter_map(|node| self.tree[*node].group);
         groups.filter(|group| self.holders.release(*group) == Ok(true)).count()
     }

@@ -1,4 +1,4 @@
-//! Why a prefix was not stored or not pinned.
+//! Why a prefix was not stored, not pinned or not removed.
 
 use core::error::Error;
 use core::fmt;
@@ -101,3 +101,26 @@ impl fmt::Display for PinError {
 }
 
 impl Error for PinError {}
+
+/// Why the blocks of a salt were not removed. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RemoveError {
+    /// Some of them are pinned. Give the pins back first.
+    Pinned {
+        /// How many.
+        blocks: usize,
+    },
+}
+
+impl fmt::Display for RemoveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RemoveError::Pinned { blocks } => {
+                write!(f, "{blocks} blocks of the salt are pinned")
+            }
+        }
+    }
+}
+
+impl Error for RemoveError {}

@@ -30,6 +30,18 @@ pub trait GroupHolders {
     /// Holders of the group; 0 where the handle names none.
     fn holders(&self, group: PageGroup) -> u32;
 
+    /// Whether others use the group beside one holder, so that nothing would come back if that one
+    /// released it: it has more holders, or sequences hold its blocks. The cache evicts no such
+    /// group. Those who know only of holders may leave it as it is.
+    fn in_use(&self, group: PageGroup) -> bool {
+        self.holders(group) > 1
+    }
+
+    /// The [`holders`](Self::holders) of each of a few groups, into as many counts.
+    fn holders_each(&self, groups: &[PageGroup], counts: &mut [u32]) {
+        groups.iter().zip(counts).for_each(|(group, count)| *count = self.holders(*group));
+    }
+
     /// One more holder of each, in order, up to the first that is refused: how many got one.
     fn retain_each(&self, groups: &[PageGroup]) -> usize {
         groups.iter().take_while(|group| self.retain(**group).is_ok()).count()
@@ -55,5 +67,13 @@ impl<E: crate::share::spec::LayerElement> GroupHolders for crate::share::shared:
 
     fn holders(&self, group: PageGroup) -> u32 {
         self.group_refs(group)
+    }
+
+    fn in_use(&self, group: PageGroup) -> bool {
+        self.is_group_in_use(group)
+    }
+
+    fn holders_each(&self, groups: &[PageGroup], counts: &mut [u32]) {
+        self.group_refs_each(groups, counts);
     }
 }

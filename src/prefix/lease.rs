@@ -93,8 +93,12 @@ impl<P: HoldersRef> Lease<P> {
 
     /// The last group, where only its first positions are covered.
     ///
-    /// Its other rows belong to another prompt, so a sequence copies those positions into a block
-    /// of its own, or does without and computes them.
+    /// Its other rows belong to another prompt. A sequence that
+    /// [adopts](crate::cache::PagedSequence::adopt_groups) all groups with
+    /// [`covered`](Self::covered) positions copies the block in every layer when it first reserves,
+    /// so that nobody's rows are written over; from then on the lease may
+    /// [let it go](Self::release_partial). The copy is in no group, so that it and what comes behind
+    /// it cannot be inserted. Or the request does without and computes those positions.
     pub fn partial(&self) -> Option<PartialBlock> {
         let positions = self.covered % self.block_size;
         let group = *self.groups.last()?;

@@ -7,7 +7,7 @@
 //! finds them for the next one.
 //!
 //! The room knows token ids and handles of page groups. It refuses to know what a row is, which
-//! layers there are, who waits for whom, and when to evict: a pool that runs short asks.
+//! layers there are, and who waits for whom. It evicts when it is asked for room that is not there.
 //!
 //! # The tree
 //!
@@ -48,15 +48,18 @@
 //!
 //! A cache holds each cached group once, a [`Lease`] holds each of its groups once more, and both
 //! counts are those of the pool itself ([`GroupHolders`]). There is no second book of who uses what:
-//! a group may be evicted when the pool says that the cache is its only holder. So nothing has to be
+//! a group may be evicted when the pool says that the cache is its only holder, and that no sequence
+//! has adopted its blocks, which would not come back. So nothing has to be
 //! told to the cache when a lease ends, a lease can end anywhere, and a cache that is dropped first
 //! leaves leases whole.
 //!
 //! ```text
 //! request                    cache             pool
 //!   lookup  ───────────────▶ find  ──────────▶ retain each            Lease
-//!   acquire_group            evict ──────────▶ release                where the pool is short
-//!   adopt, prefill
+//!   acquire_groups  ───────▶ evict ──────────▶ release                where the pool is short
+//!   adopt
+//!   reserve ───────────────▶ evict ──────────▶ release                where the pool is short
+//!   prefill
 //!   insert  ───────────────▶ store ──────────▶ retain each new one
 //!   decode ...
 //!   drop    ─────────────────────────────────▶ release each           not the cache
@@ -72,7 +75,10 @@
 //! that nobody can use. Of these the lowest [`Priority`] first, then the one that was not used for
 //! longest. Whoever uses a block uses all before it, and whoever stores one says of all before it
 //! that they matter as much, so the order of leaves is an order of all: no block goes before one
-//! that was used longer ago, but for those that are pinned or held by anybody else, which stay.
+//! that was used longer ago, but for those that are pinned or used by anybody else, which stay.
+//!
+//! Room is made for a request as a whole or not at all: where all that may go would not be enough,
+//! [`PrefixCache::reserve`] evicts nothing, and others still find it.
 //!
 //! # Threads
 //!
@@ -104,20 +110,15 @@
 //!     let covered = lease.covered();
 //!     assert_eq!(prompt.len() - covered, computed);
 //!
-//!     // Groups for the rest; where there are none, the cache gives some back.
+//!     // Groups for the rest; where there are too few, others' blocks go. An error says to wait.
 //!     let mut groups = lease.groups().to_vec();
 //!     let found = groups.len();
-//!     while groups.len() * 4 < prompt.len() {
-//!         match shared.acquire_group() {
-//!             Some(group) => groups.push(group),
-//!             None => assert!(prefixes.evict(1) > 0, "wait until another request is done"),
-//!         }
-//!     }
+//!     groups.extend(prefixes.acquire_groups(prompt.len().div_ceil(4) - found)?);
 //!
 //!     // The sequence begins with what was found, and computes the rest.
 //!     let mut sequence = PagedSequence::new(&shared);
 //!     sequence.adopt_groups(&groups, covered)?;
-//!     sequence.reserve(computed)?;
+//!     prefixes.reserve(&mut sequence, computed)?;
 //!     for &token in &prompt[covered..] {
 //!         let row = [token as f32; 2];
 //!         sequence.push(0, &row, &row)?;
@@ -143,16 +144,22 @@
 mod cache;
 mod check;
 mod error;
+mod evict;
 mod hash;
 mod holders;
 mod lease;
+#[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
+mod room;
 mod siblings;
 mod stats;
 mod tree;
 
+#[cfg(all(test, loom))]
+mod loom_tests;
+
 pub use cache::PrefixCache;
 pub use check::{PrefixFault, PrefixReport};
-pub use error::{InsertError, PinError};
+pub use error::{InsertError, PinError, RemoveError};
 pub use hash::HashKey;
 pub use holders::{GroupHolders, HoldersRef};
 pub use lease::{Lease, PartialBlock};

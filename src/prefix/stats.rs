@@ -1,16 +1,23 @@
 //! What a cache has done, and what it tells others while doing it.
 
 use alloc::boxed::Box;
+use core::fmt;
 
 use crate::id::PageGroup;
 
 /// Who is told of each [`PrefixEvent`].
 pub type PrefixSink = Box<dyn FnMut(PrefixEvent<'_>) + Send + Sync>;
 
-/// What a [`PrefixCache`](super::PrefixCache) holds and what it has done since it was made.
+/// What a [`PrefixCache`](super::PrefixCache) holds and what it has done since it was made. Prints as
+/// two lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrefixStats {
+    /// Tokens of a block.
+    pub block_size: usize,
+    /// Bytes that the cache keeps for one block, beside its rows: its node and its tokens. The tables'
+    /// share and the growth of vectors come on top, as [`PrefixCache`](super::PrefixCache) says.
+    pub bytes_per_block: usize,
     /// Blocks that are cached now.
     pub cached: usize,
     /// Of these, blocks that are pinned.
@@ -29,8 +36,28 @@ pub struct PrefixStats {
     pub tokens_saved: u64,
     /// Blocks that were stored.
     pub stored: u64,
-    /// Blocks that were evicted; those that went by `clear` are not counted.
+    /// Blocks that were evicted; those that went by `clear` and `remove_salt` are not counted.
     pub evicted: u64,
+}
+
+impl fmt::Display for PrefixStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PrefixStats { cached, pinned, salts, hits, misses, partial_hits, .. } = self;
+        let PrefixStats { tokens_asked, tokens_saved, stored, evicted, .. } = self;
+        writeln!(
+            f,
+            "{cached} blocks of {} tokens cached ({pinned} pinned) for {salts} salts, {} bytes each; \
+             {stored} stored, {evicted} evicted",
+            self.block_size, self.bytes_per_block
+        )?;
+        let percent = *tokens_saved as f64 / (*tokens_asked).max(1) as f64 * 100.0;
+        write!(
+            f,
+            "{} lookups: {hits} hits ({partial_hits} in part), {misses} misses; {tokens_saved} of \
+             {tokens_asked} tokens saved ({percent:.1} %)",
+            hits + misses
+        )
+    }
 }
 
 /// What happened to a cached block, for those who route requests to where their prefix is.

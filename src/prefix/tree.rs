@@ -124,6 +124,11 @@ impl Tree {
         (self[node].group == Some(group)).then_some(node)
     }
 
+    /// What is kept for one block, beside its entries in tables.
+    pub(super) fn bytes_per_block(&self) -> usize {
+        size_of::<Node>() + self.block_size * size_of::<u32>()
+    }
+
     pub(super) fn tokens(&self, node: NodeId) -> &[u32] {
         &self.tokens[node.index() * self.block_size..][..self.block_size]
     }
@@ -202,7 +207,7 @@ impl Tree {
         parent
     }
 
-    /// Takes out a root that has no block; leaves every other node alone.
+    /// Takes out a root that has no block; leaves every other node alone, and one that is gone.
     pub(super) fn remove_if_empty_root(&mut self, node: NodeId) {
         if self[node].group.is_some() || self[node].children.is_some() {
             return;
@@ -210,8 +215,8 @@ impl Tree {
         let hash = self[node].hash & self.mask;
         if let Ok(entry) = self.roots.find_entry(hash, |root| root.node == node) {
             entry.remove();
+            self.vacate(node);
         }
-        self.vacate(node);
     }
 
     /// Notes the use of a block and of all before it, and that they matter this much at least.
@@ -353,6 +358,7 @@ mod tests {
                     + tree.blocks.allocation_size()
                     + tree.slots.capacity() * size_of::<Option<NodeId>>();
                 let one = 56 + 4 * block_size;
+                assert_eq!(tree.bytes_per_block(), one);
                 assert!(bytes >= blocks * (one + 6), "{blocks} blocks take {bytes} bytes");
                 assert!(bytes <= blocks * (2 * one + 12 + 8), "{blocks} blocks take {bytes} bytes");
             }

@@ -1,4 +1,5 @@
-//! Locks: those of `std`, or spinning ones where there is none.
+//! Locks: those of `std`, or spinning ones where there is none; under `cfg(loom)` the model
+//! checker's in the place of `std`'s.
 //!
 //! Everything else in the room says [`Lock`], [`Mutex`] and [`Gate`] and cannot tell which it
 //! has. Poison is stepped over in here: a panic while holding a store leaves its rows half
@@ -12,15 +13,32 @@
 //! spinning lock by itself never starves readers and may starve writers; here it counts the
 //! writers that wait, and readers let them pass, so that the two behave alike and the same code
 //! is wrong under both.
+//!
+//! # What the model checker sees
+//!
+//! The whole room is written once: loom's locks and atomics have the names of `std`'s, so that
+//! what is checked is what is shipped. The spinning locks are `spin`'s affair and not modelled; nor
+//! is poison, for which loom has no answer: its locks give up once unwinding has dropped a guard.
+//! A panic under a guard is to the others what this file makes of it, a guard that is dropped in the
+//! middle of a write, and is modelled as that.
 
 #[cfg(feature = "std")]
 pub(crate) use of_std::{Lock, Mutex, MutexGuard, ReadGuard, WriteGuard};
 #[cfg(not(feature = "std"))]
 pub(crate) use spinning::{Lock, Mutex, MutexGuard, ReadGuard, WriteGuard};
 
+/// What the locks and the bell are made of.
+#[cfg(all(feature = "std", not(all(test, loom))))]
+pub(super) use std::sync as below;
+
+#[cfg(all(feature = "std", test, loom))]
+pub(super) use loom::sync as below;
+
 #[cfg(feature = "std")]
 mod of_std {
-    use std::sync;
+    use std::sync::PoisonError;
+
+    use super::below as sync;
 
     pub(crate) type ReadGuard<'a, T> = sync::RwLockReadGuard<'a, T>;
     pub(crate) type WriteGuard<'a, T> = sync::RwLockWriteGuard<'a, T>;
@@ -35,11 +53,11 @@ mod of_std {
         }
 
         pub(crate) fn read(&self) -> ReadGuard<'_, T> {
-            self.0.read().unwrap_or_else(sync::PoisonError::into_inner)
+            self.0.read().unwrap_or_else(PoisonError::into_inner)
         }
 
         pub(crate) fn write(&self) -> WriteGuard<'_, T> {
-            self.0.write().unwrap_or_else(sync::PoisonError::into_inner)
+            self.0.write().unwrap_or_else(PoisonError::into_inner)
         }
     }
 
@@ -52,7 +70,7 @@ mod of_std {
         }
 
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().unwrap_or_else(sync::PoisonError::into_inner)
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 }
@@ -151,7 +169,8 @@ impl Drop for GateGuard<'_> {
     }
 }
 
-#[cfg(all(feature = "std", debug_assertions))]
+// A model's threads are one thread to `std`.
+#[cfg(all(feature = "std", debug_assertions, not(all(test, loom))))]
 mod holder {
     use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -187,7 +206,7 @@ mod holder {
     }
 }
 
-#[cfg(not(all(feature = "std", debug_assertions)))]
+#[cfg(not(all(feature = "std", debug_assertions, not(all(test, loom)))))]
 mod holder {
     /// Nobody is remembered.
     pub(crate) struct Holder;

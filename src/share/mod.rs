@@ -36,6 +36,22 @@
 //! Why leaves. A sequence ends where its request ends, under another layer's guard or in the
 //! middle of unwinding. Giving back must not wait for anything that its own thread may hold.
 //!
+//! # Checked in every order
+//!
+//! `loom_tests.rs` (and below it) goes through every order in which two or three threads can step over two layers,
+//! with a bound on needless interruptions: a push against attention, and against those who take
+//! blocks; `write_all` against `acquire_group`, with a reader who admits a request; one group
+//! retained and released by two; sequences that end while others are admitted, make room or wait;
+//! forks that are written at once; a group that is retained while its sequence grows; a request that
+//! fails under a write guard, against each of these; the bell. `storage` has the free list alone,
+//! `prefix` a lookup while the writer ends and the cache is emptied. `.ci/loom` runs them.
+//!
+//! What they cannot show: that the rows are touched under the lock alone (the compiler does), poison
+//! ([`lock`] says how it is modelled), the spinning locks, and an order that needs more interruptions
+//! than the bound allows.
+//!
+//! # The files
+//!
 //! [`lock`] is the one file that knows whose locks these are, and [`wait`] has the bell at which
 //! those sleep who wait for blocks; [`groups`] keeps the handles; [`seat`] is a layer's store as it is
 //! known without its lock; [`shared`] is where the order above is carried out, and nowhere else; [`spec`]
@@ -53,3 +69,6 @@ pub(crate) mod sequence;
 pub(crate) mod shared;
 pub(crate) mod spec;
 mod wait;
+
+#[cfg(all(test, loom))]
+mod loom_tests;

@@ -7,7 +7,7 @@ use core::fmt;
 use super::seat::Seat;
 use super::shared::SharedPagedKv;
 use crate::error::{InvariantReport, Miscount};
-use crate::id::{BlockId, PageGroup};
+use crate::id::{BlockId, PageGroup, StoreId};
 use crate::storage::report::{Recount, StoreMap, StoreStats};
 
 /// Somebody who holds something of a [`SharedPagedKv`], as he tells it to
@@ -105,6 +105,26 @@ impl<E: super::spec::LayerElement> SharedPagedKv<E> {
             recount.finish(|miscount| report.note(Some(seat.layer), miscount));
         }
         report.into_result()
+    }
+
+    /// Whether one release of the group would give no block back: it has other holders, or others
+    /// hold its block in every layer.
+    pub(crate) fn is_group_in_use(&self, group: PageGroup) -> bool {
+        let groups = self.groups.lock();
+        let blocks = groups.blocks(group).unwrap_or(&[]);
+        let mut held = self.seats().zip(blocks).map(|(seat, &block)| seat.blocks.holders(block));
+        groups.refs(group) > 1 || !blocks.is_empty() && held.all(|holders| holders > 1)
+    }
+
+    /// The holders of each group, into as many counts. Takes the group table's lock once.
+    pub(crate) fn group_refs_each(&self, groups: &[PageGroup], counts: &mut [u32]) {
+        let table = self.groups.lock();
+        groups.iter().zip(counts).for_each(|(group, count)| *count = table.refs(*group));
+    }
+
+    /// The name of the first layer's store, which is no other pool's; `None` with no layers.
+    pub(crate) fn first_store(&self) -> Option<StoreId> {
+        self.seats().next().map(|seat| seat.store)
     }
 
     /// How many blocks of each layer, and how many groups, are free, held, shared. A snapshot.

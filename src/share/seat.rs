@@ -1,7 +1,7 @@
 //! A layer's store as it is known without its lock.
 
+use crate::atomic::{AtomicBool, Ordering};
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::guard::Watch;
 use super::lock::Gate;

@@ -119,7 +119,8 @@ where
     /// Each block gets one more holder, and stays past the group's last release. Blocks that come
     /// with rows are not written as long as anybody else holds them; where the prefix ends inside
     /// of a block, the first [`reserve`](Self::reserve) copies it. Groups past `len` are room to
-    /// grow into, and are written in place while they have no other holder.
+    /// grow into, and are written in place while they have no other holder. In a layer with a window
+    /// the blocks that it has passed at `len` are not held.
     ///
     /// `len` is taken on trust: more positions than were written is whatever rows lie there.
     ///

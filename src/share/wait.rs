@@ -12,6 +12,8 @@
 //! one of them sees what the other did. And who rings passes through the mutex, which who waits
 //! holds from his last look at the counts until he sleeps.
 //!
+//! `loom_tests/bell_tests.rs` goes through the orders, and notices where a fence or the mutex is left out.
+//!
 //! Without `std` there is nobody to sleep with: the bell is nothing, and waiting is the caller's.
 
 #[cfg(feature = "std")]
@@ -31,14 +33,15 @@ impl Bell {
 
 #[cfg(feature = "std")]
 mod of_std {
-    use core::sync::atomic::{AtomicUsize, Ordering, fence};
     use core::time::Duration;
-    use std::sync::{Condvar, Mutex, PoisonError};
+    use std::sync::PoisonError;
     use std::time::Instant;
 
+    use super::super::lock::below::{Condvar, Mutex};
     use super::super::sequence::Place;
     use super::super::shared::SharedPagedKv;
     use super::super::spec::LayerElement;
+    use crate::atomic::{AtomicUsize, Ordering, fence};
 
     pub(crate) struct Bell {
         waiting: AtomicUsize,

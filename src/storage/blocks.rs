@@ -34,6 +34,9 @@
 //!   fences with `Acquire` before the push, as in `Arc`: whatever the last holders read or wrote
 //!   is over before the next owner writes.
 //!
+//! `blocks/loom_tests.rs` goes through every order of these, and notices each ordering here that is
+//! weakened.
+//!
 //! # Opening costs nothing
 //!
 //! Ids that were never handed out are not on the stack: `fresh` counts up to them. The two
@@ -42,12 +45,11 @@
 //! back is preferred over a fresh one, the last one first: its memory is the likeliest to be in
 //! a cache.
 
-use alloc::boxed::Box;
-use core::fmt;
-use core::sync::atomic::{AtomicU32, Ordering, fence};
-
+use crate::atomic::{AtomicU32, Ordering, fence};
 use crate::error::{Miscount, PagedStoreExhausted, ShapeError};
 use crate::id::BlockId;
+use alloc::boxed::Box;
+use core::fmt;
 
 /// The end of the stack; no block has this id.
 const NIL: u32 = u32::MAX;
@@ -340,15 +342,15 @@ fn update(cell: &AtomicU32, _: Ordering, new: impl Fn(u32) -> Option<u32>) -> Re
 }
 
 /// Zeroed words that the system need not back with memory before they are written.
-#[cfg(target_has_atomic = "32")]
+#[cfg(all(target_has_atomic = "32", not(all(test, loom))))]
 fn zeroed(count: usize) -> Result<Box<[AtomicU32]>, ShapeError> {
     bytemuck::allocation::try_zeroed_slice_box(count)
         .map_err(|()| ShapeError::OutOfMemory { bytes: count.saturating_mul(size_of::<u32>()) })
 }
 
-/// `bytemuck` knows atomics only where they are complete; the small machines that have none can
-/// afford the loop.
-#[cfg(not(target_has_atomic = "32"))]
+/// `bytemuck` knows atomics only where they are complete; the small machines that have none, and the
+/// model checker, can afford the loop.
+#[cfg(any(not(target_has_atomic = "32"), all(test, loom)))]
 fn zeroed(count: usize) -> Result<Box<[AtomicU32]>, ShapeError> {
     let mut words = alloc::vec::Vec::new();
     words
@@ -358,7 +360,10 @@ fn zeroed(count: usize) -> Result<Box<[AtomicU32]>, ShapeError> {
     Ok(words.into_boxed_slice())
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod loom_tests;
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use alloc::vec::Vec;

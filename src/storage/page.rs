@@ -50,6 +50,20 @@ impl<E: Element> PagedKvStore<E> {
         PageKind { code: E::CODE, name: E::NAME, shape: self.shape(), bytes }
     }
 
+    /// The first `rows` positions of a block as a page, where that is what stands in the memory.
+    pub(crate) fn whole_page(&self, block: BlockId, rows: usize) -> Option<&[u8]> {
+        if rows < self.block_size() { None } else { self.layout().as_page(self.words(block)) }
+    }
+
+    /// The memory of a block, where a page of all its positions can be read into it as it is.
+    pub(crate) fn whole_page_mut(&mut self, block: BlockId, rows: usize) -> Option<&mut [u8]> {
+        if rows < self.block_size() {
+            return None;
+        }
+        let (layout, words) = self.words_mut(block);
+        layout.as_page_mut(words)
+    }
+
     /// Writes the first `rows` positions of a block to `page`, which becomes as long as a page is.
     pub(crate) fn save_page(&self, block: BlockId, rows: usize, page: &mut Vec<u8>) {
         page.resize(self.layout().page_bytes(), 0);

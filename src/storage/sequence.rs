@@ -204,7 +204,8 @@ impl PagedKvCache {
     /// more holder, and keeps it past the group's last release; [`release`](Self::release) drops
     /// exactly these counts. Blocks that come with rows stay as they are while anybody else holds
     /// them (a prefix that ends inside a block costs one more: its first write copies it); blocks
-    /// past `len` are room to grow into. All or nothing.
+    /// past `len` are room to grow into. What a [window](Self::with_window) has passed at `len` is
+    /// not held. All or nothing.
     ///
     /// The layer and `len` are taken on trust: an id read from another layer, or more positions
     /// than were written, is whatever rows lie there. Ids do not expire as handles do: between

@@ -209,6 +209,7 @@ pub(super) fn write(len: usize, label: &Label<'_>, layers: &[SavedLayer]) -> (Ve
 /// Reads a header, and believes nothing of it before its checksum but what is needed to find that.
 pub(super) fn read<S: Source>(source: &mut Counted<S>) -> Result<Header, WireError<S::Error>> {
     let mut bytes = Vec::new();
+    source.want(FIXED);
     source.read(&mut bytes, FIXED)?;
     let mut fixed = Fields(&bytes);
     let magic = fixed.take();
@@ -234,6 +235,7 @@ pub(super) fn read<S: Source>(source: &mut Counted<S>) -> Result<Header, WireErr
     let rest = index("header bytes", total)? - FIXED;
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&bytes);
+    source.want(rest);
     source.read(&mut bytes, rest)?;
     let (body, sum) = bytes.split_at(rest - 4);
     hasher.update(body);

@@ -240,18 +240,48 @@ impl<S: Source> Saved<S> {
         layer: usize,
         index: usize,
     ) -> Result<Page<'_>, WireError<S::Error>> {
-        let saved = &self.header.layers[layer];
-        let block_size = saved.shape().block_size();
-        let rows = block_size.min(self.header.len - index * block_size);
-        self.source.read(&mut self.page, saved.page_bytes() + 4)?;
-        let (bytes, sum) = self.page.split_at(saved.page_bytes());
-        let need = page_sum(self.header.seal, layer, index, bytes);
-        let have = sum.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
-        if need != have {
-            return Err(WireError::Checksum { part: Part::Page { layer, index }, need, have });
-        }
-        Ok(Page { bytes, block_size, index, rows })
+        let bytes = self.header.layers[layer].page_bytes();
+        self.source.want(bytes.saturating_add(SUM));
+        self.source.read(&mut self.page, bytes)?;
+        check_page(&mut self.source, self.header.seal, layer, index, &self.page)?;
+        let (block_size, rows) = self.rows(layer, index);
+        Ok(Page { bytes: &self.page, block_size, index, rows })
     }
+
+    /// The next page, which is this one, read to where it will stand.
+    fn page_into(
+        &mut self,
+        layer: usize,
+        index: usize,
+        page: &mut [u8],
+    ) -> Result<(), WireError<S::Error>> {
+        self.source.want(page.len() + SUM);
+        self.source.read_into(page)?;
+        check_page(&mut self.source, self.header.seal, layer, index, page)
+    }
+
+    /// The block size of a layer's pages, and how many positions this one has.
+    fn rows(&self, layer: usize, index: usize) -> (usize, usize) {
+        let size = self.header.layers[layer].shape().block_size();
+        (size, size.min(self.header.len - index * size))
+    }
+}
+
+/// Reads a page's checksum.
+fn check_page<S: Source>(
+    source: &mut Counted<S>,
+    seal: u32,
+    layer: usize,
+    index: usize,
+    page: &[u8],
+) -> Result<(), WireError<S::Error>> {
+    let mut sum = [0; SUM];
+    source.read_into(&mut sum)?;
+    let (need, have) = (page_sum(seal, layer, index, page), u32::from_le_bytes(sum));
+    if need == have {
+        return Ok(());
+    }
+    Err(WireError::Checksum { part: Part::Page { layer, index }, need, have })
 }
 
 /// Writes a saved sequence, part by part.
@@ -276,7 +306,7 @@ impl<W: Sink> Writer<W> {
         let (bytes, seal) = header::write(len, label, layers);
         sink.put(&bytes).map_err(WireError::Stream)?;
         let page = layers.iter().map(SavedLayer::page_bytes).max().unwrap_or(0);
-        Ok(Writer { sink, seal, page: Vec::with_capacity(page + 4) })
+        Ok(Writer { sink, seal, page: Vec::with_capacity(page + SUM) })
     }
 
     /// Writes the page.
@@ -285,7 +315,21 @@ impl<W: Sink> Writer<W> {
         self.page.extend(sum.to_le_bytes());
         self.sink.put(&self.page).map_err(WireError::Stream)
     }
+
+    /// Writes a page from where it stands.
+    fn put_whole(
+        &mut self,
+        layer: usize,
+        index: usize,
+        page: &[u8],
+    ) -> Result<(), WireError<W::Error>> {
+        let sum = page_sum(self.seal, layer, index, page).to_le_bytes();
+        self.sink.put(page).and_then(|()| self.sink.put(&sum)).map_err(WireError::Stream)
+    }
 }
+
+/// Bytes of a page's checksum.
+const SUM: usize = 4;
 
 /// A page's checksum.
 fn page_sum(seal: u32, layer: usize, index: usize, page: &[u8]) -> u32 {
@@ -308,7 +352,9 @@ impl PagedKvCache {
     ///
     /// # Cost
     ///
-    /// Allocates the header and one page. Each page is copied once on its way to the sink.
+    /// Allocates the header and one page. Full blocks go to the sink from where they stand, where a head's
+    /// keys, values and scales are multiples of 64 bytes each (so widths of 16, 32, 64, 128 in blocks of
+    /// 16); the other pages are copied once.
     pub fn save<E: Element, W: Sink>(
         &self,
         store: &PagedKvStore<E>,
@@ -320,8 +366,12 @@ impl PagedKvCache {
         let layer = SavedLayer::new(0, &store.page_kind(), self.window(), self.hole());
         let mut writer = Writer::begin(sink, len, label, &[layer])?;
         for (index, block, rows) in self.pages(store.shape(), len) {
-            store.save_page(block, rows, &mut writer.page);
-            writer.put(0, index)?;
+            if let Some(page) = store.whole_page(block, rows) {
+                writer.put_whole(0, index, page)?;
+            } else {
+                store.save_page(block, rows, &mut writer.page);
+                writer.put(0, index)?;
+            }
         }
         Ok(())
     }
@@ -342,8 +392,9 @@ impl PagedKvCache {
     ///
     /// # Cost
     ///
-    /// Takes blocks as pages arrive. Allocates one page and the table. Where the block size is the same a
-    /// page is copied once, from the buffer that it was read to; otherwise number by number.
+    /// Takes blocks as pages arrive. Allocates one page and the table. Where the block size is the same,
+    /// what [`save`](Self::save) does not copy is read to where it will stand, other pages are copied
+    /// once; where it is another one, number by number.
     pub fn restore<E: Element, S: Source>(
         &mut self,
         store: &mut PagedKvStore<E>,
@@ -374,6 +425,14 @@ impl PagedKvCache {
         hole: Hole,
     ) -> Result<(), WireError<S::Error>> {
         for index in layer.pages(saved.len()) {
+            let (block_size, rows) = saved.rows(0, index);
+            if block_size == store.block_size() && !hole.range().contains(&index) {
+                let block = self.room_for(store, hole, index);
+                if let Some(page) = store.whole_page_mut(block, rows) {
+                    saved.page_into(0, index, page)?;
+                    continue;
+                }
+            }
             let page = saved.page(0, index)?;
             self.load_page(store, &page, hole);
         }

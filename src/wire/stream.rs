@@ -79,6 +79,8 @@ impl<S: Source + ?Sized> Source for &mut S {
 pub(super) struct Counted<S> {
     source: S,
     have: u64,
+    /// What there has to be at least.
+    need: u64,
 }
 
 /// What a buffer grows by before anything has arrived.
@@ -86,7 +88,12 @@ const FIRST: usize = 4096;
 
 impl<S: Source> Counted<S> {
     pub(super) fn new(source: S) -> Self {
-        Counted { source, have: 0 }
+        Counted { source, have: 0, need: 0 }
+    }
+
+    /// So many bytes are wanted next, in however many parts.
+    pub(super) fn want(&mut self, bytes: usize) {
+        self.need = self.have.saturating_add(bytes as u64);
     }
 
     /// Reads so many bytes to `buffer`, whose memory is used again.
@@ -98,7 +105,6 @@ impl<S: Source> Counted<S> {
         buffer: &mut Vec<u8>,
         bytes: usize,
     ) -> Result<(), WireError<S::Error>> {
-        let need = self.have.saturating_add(bytes as u64);
         let mut at = 0;
         while at < bytes {
             if at == buffer.len() {
@@ -112,12 +118,27 @@ impl<S: Source> Counted<S> {
             // A source that claims more than it was asked for is taken at what it was asked for.
             let most = part.len();
             match self.source.fill(&mut buffer[part]).map_err(WireError::Stream)?.min(most) {
-                0 => return Err(WireError::Truncated { need, have: self.have }),
+                0 => return Err(self.truncated()),
                 n => (at, self.have) = (at + n, self.have + n as u64),
             }
         }
         buffer.truncate(bytes);
         Ok(())
+    }
+
+    /// Fills a buffer.
+    pub(super) fn read_into(&mut self, mut buffer: &mut [u8]) -> Result<(), WireError<S::Error>> {
+        while !buffer.is_empty() {
+            match self.source.fill(buffer).map_err(WireError::Stream)?.min(buffer.len()) {
+                0 => return Err(self.truncated()),
+                n => (buffer, self.have) = (&mut buffer[n..], self.have + n as u64),
+            }
+        }
+        Ok(())
+    }
+
+    fn truncated(&self) -> WireError<S::Error> {
+        WireError::Truncated { need: self.need, have: self.have }
     }
 }
 
@@ -147,12 +168,16 @@ mod tests {
         assert_eq!((&buffer[..], source.have), (&[8][..], 6));
         source.read(&mut buffer, 0).unwrap();
         assert!(buffer.is_empty());
+        let mut place = [0; 3];
+        source.read_into(&mut place).unwrap();
+        assert_eq!((place, source.have), ([9, 10, 11], 9));
     }
 
     #[test]
     fn a_buffer_grows_with_what_is_there() {
         let bytes = alloc::vec![1; 3 * FIRST];
         let (mut source, mut buffer) = (Counted::new(&bytes[..]), Vec::new());
+        source.want(usize::MAX);
         let refused = source.read(&mut buffer, usize::MAX);
         let have = bytes.len() as u64;
         assert_eq!(refused, Err(WireError::Truncated { need: usize::MAX as u64, have }));

@@ -1,6 +1,5 @@
 //! Saved sequences: the same bits elsewhere, the same bytes everywhere, and nothing at all from bytes
 //! that are not whole.
-#![expect(clippy::std_instead_of_alloc, reason = "a test runs on std")]
 
 mod bytes;
 mod layers;

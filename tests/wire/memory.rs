@@ -117,7 +117,7 @@ fn a_header_costs_what_it_brings() {
         match read {
             Err(WireError::Truncated { have, .. }) => assert_eq!(have, bytes.len() as u64),
             other => {
-                assert!(case == 3 && matches!(other, Err(WireError::Kv(_))), "{case}: {other:?}")
+                assert!(case == 3 && matches!(other, Err(WireError::Kv(_))), "{case}: {other:?}");
             }
         }
         assert!(held <= 4 * bytes.len(), "{case}: {held} for {}", bytes.len());

@@ -24,9 +24,9 @@ pub enum Error {
     NeverFits {
         /// Positions that the request can need.
         positions: usize,
-        /// Blocks of its own for them, in each layer.
+        /// Blocks for them, in each layer.
         need: usize,
-        /// Blocks that no prefix holds, in each layer.
+        /// Blocks there are, in each layer.
         have: usize,
     },
     /// A product was refused.
@@ -35,6 +35,13 @@ pub enum Error {
     Kv(String),
     /// The text could not be written.
     Output(String),
+}
+
+impl Error {
+    /// What the KV memory refused.
+    pub(crate) fn kv(error: impl std::error::Error) -> Self {
+        Error::Kv(error.to_string())
+    }
 }
 
 impl fmt::Display for Error {
@@ -47,7 +54,7 @@ impl fmt::Display for Error {
             Error::NeverFits { positions, need, have } => write!(
                 f,
                 "{positions} positions (prompt and new tokens) need {need} blocks and the pool has \
-                 {have} to give, so this request could never run; raise --pool-blocks or lower --n"
+                 {have}, so this request could never run; raise --pool-blocks or lower --n"
             ),
             Error::Tensor(inner) => write!(f, "a product was refused: {inner}"),
             Error::Kv(inner) => write!(f, "the KV memory refused: {inner}"),

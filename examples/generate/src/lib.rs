@@ -2,8 +2,8 @@
 //! [`SharedPagedKv`](paged_kv::cache::SharedPagedKv) and all attention by paged-kv.
 //!
 //! The question this program answers is whether the crate can carry a real model: not random
-//! numbers against an oracle, but sentences, eight of them at once, sharing the pages of a common
-//! beginning. Everything that is not KV memory or attention is somebody else's well-kept work
+//! numbers against an oracle, but sentences, eight of them at once, finding what others have
+//! computed, forking, and giving way to each other where blocks are short. Everything that is not KV memory or attention is somebody else's well-kept work
 //! (the file and the products candle's, the vocabulary `tokenizers`') or too small to borrow.
 //!
 //! Rooms, each using those above it:
@@ -17,19 +17,23 @@
 //! model      tokens of many requests to logits; knows a trait `Memory`, no blocks
 //! pool       the shared store, and how blocks are taken from it
 //! memory     one request's keys and values in it
+//! prefixes   beginnings of prompts that are in the store already
 //! step       a step of many requests, their attention by one plan
 //! plan       who needs how many blocks: numbers, nothing taken
-//! serve      who runs and who waits, told as events
+//! house      who runs, who waits, who gives way
+//! serve      a whole run, told as events
 //! report     events as text
 //! ```
 
 pub mod error;
 pub mod gguf;
+mod house;
 pub mod memory;
 pub mod model;
 pub mod options;
 pub mod plan;
 pub mod pool;
+pub mod prefixes;
 pub mod report;
 pub mod sample;
 pub mod serve;

@@ -66,7 +66,7 @@ fn run(options: &Options) -> Result<(), Error> {
             options.kv_type.name()
         ),
     );
-    let mut report = Report::new(&vocabulary, options.requests, io::stdout(), &mut progress);
+    let mut report = Report::new(&vocabulary, &plan, io::stdout(), &mut progress);
     let mut told = Ok(());
     let steps = Steps::new(level, threads);
     let outcome = serve::run(&model, &plan, options, steps, vocabulary.end(), &mut |event| {
@@ -76,17 +76,17 @@ fn run(options: &Options) -> Result<(), Error> {
     })?;
     say(&mut progress, format_args!("{}", report::figures(&plan, &outcome).trim_end()));
     told?;
-    verdict(outcome)
+    verdict(&plan, outcome)
 }
 
-/// Names every request that failed; the last one's reason is the program's.
-fn verdict(outcome: serve::Outcome) -> Result<(), Error> {
+/// Names every answer that failed; the last one's reason is the program's.
+fn verdict(plan: &Plan, outcome: serve::Outcome) -> Result<(), Error> {
     let alone = outcome.answers.len() == 1;
     let mut last = Ok(());
-    for (request, answer) in outcome.answers.into_iter().enumerate() {
+    for (index, answer) in outcome.answers.into_iter().enumerate() {
         if let Err(error) = answer {
             if !alone {
-                eprintln!("request {request}: {error}");
+                eprintln!("{}: {error}", plan.name(index));
             }
             last = Err(error);
         }

@@ -15,12 +15,15 @@ Generates text from a Llama GGUF, all keys and values in a SharedPagedKv, all at
   --model FILE       a GGUF of the Llama architecture
   --prompt TEXT      the prompt; given several times, requests take turns over them
   --n N              new tokens per request, at most                       [64]
-  --requests N       requests running at once over one store                [1]
-  --pool-blocks N    blocks in each layer's pool   [what all requests can need]
+  --requests N       requests over one store                                [1]
+  --fork N           continuations of each request's prompt                 [1]
+  --pool-blocks N    blocks in each layer's pool; where they run short, the
+                     youngest request waits        [what all requests can need]
   --block-size N     positions in one block                                [64]
   --no-share         every request prefills its whole prompt itself
   --temperature T    0 takes the likeliest token                            [0]
   --seed N           of the first request; the next ones count up           [0]
+  --check            recount every block after every step
   --kv-type NAME     keys and values as f32, f16, bf16, int8 or int4      [f32]
   --threads N        threads, for products and for attention     [all there are]
   --level NAME       instruction set of the attention; avx512-bf16 and
@@ -31,6 +34,9 @@ Generates text from a Llama GGUF, all keys and values in a SharedPagedKv, all at
 /// More threads than any machine will make use of, and fewer than make systems refuse.
 const MOST_THREADS: usize = 1024;
 
+/// More answers than anybody will wait for. What is counted by answers does not overflow.
+const MOST_ANSWERS: usize = 1 << 20;
+
 /// What to run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -40,13 +46,15 @@ pub struct Options {
     pub prompts: Vec<String>,
     /// New tokens per request, at most.
     pub n: usize,
-    /// Requests at once.
+    /// Requests over one store.
     pub requests: usize,
+    /// Continuations of each request's prompt.
+    pub fork: usize,
     /// Blocks in each layer; what all requests can need if `None`.
     pub pool_blocks: Option<usize>,
     /// Positions in one block.
     pub block_size: usize,
-    /// Whether a common prefix is prefilled once and adopted.
+    /// Whether beginnings of prompts are stored, found and adopted.
     pub share: bool,
     /// 0 is greedy.
     pub temperature: f32,
@@ -58,6 +66,8 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Name of the instruction set, the best if `None`.
     pub level: Option<String>,
+    /// Whether every block is recounted after every step.
+    pub check: bool,
     /// No progress.
     pub quiet: bool,
 }
@@ -67,13 +77,13 @@ pub struct Options {
 pub enum KvType {
     /// `f32`
     F32,
-    /// [`f16`](paged_kv::f16)
+    /// [`struct@f16`]
     F16,
-    /// [`bf16`](paged_kv::bf16)
+    /// [`bf16`]
     Bf16,
-    /// [`Int8`](paged_kv::Int8)
+    /// [`Int8`]
     Int8,
-    /// [`Int4`](paged_kv::Int4)
+    /// [`Int4`]
     Int4,
 }
 
@@ -111,6 +121,7 @@ impl Options {
             prompts: vec![prompt],
             n: 64,
             requests: 1,
+            fork: 1,
             pool_blocks: None,
             block_size: 64,
             share: true,
@@ -119,6 +130,7 @@ impl Options {
             kv_type: KvType::F32,
             threads: None,
             level: None,
+            check: false,
             quiet: false,
         }
     }
@@ -142,6 +154,7 @@ pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Command, Error> {
         match (name.as_str(), &inline) {
             ("--help" | "-h", None) => return Ok(Command::Help),
             ("--no-share", None) => options.share = false,
+            ("--check", None) => options.check = true,
             ("--quiet", None) => options.quiet = true,
             _ => {
                 let mut value = || {
@@ -162,6 +175,10 @@ pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Command, Error> {
     if options.prompts.is_empty() {
         return Err(Error::Usage("--prompt is missing".into()));
     }
+    if options.requests.checked_mul(options.fork).is_none_or(|answers| answers > MOST_ANSWERS) {
+        let most = format!("--requests times --fork must be at most {MOST_ANSWERS}");
+        return Err(Error::Usage(most));
+    }
     Ok(Command::Run(options))
 }
 
@@ -174,6 +191,7 @@ fn set(
     match name {
         "--n" => options.n = at_least_one(name, &value()?)?,
         "--requests" => options.requests = at_least_one(name, &value()?)?,
+        "--fork" => options.fork = at_least_one(name, &value()?)?,
         "--pool-blocks" => options.pool_blocks = Some(at_least_one(name, &value()?)?),
         "--block-size" => options.block_size = at_least_one(name, &value()?)?,
         "--threads" => {
@@ -234,7 +252,8 @@ mod tests {
     #[test]
     fn prompts_add_up_and_the_rest_is_set() {
         let line = "--model m --prompt a --prompt b --requests 8 --pool-blocks 9 --block-size 16 \
-                    --temperature 0.5 --threads 2 --level avx2 --kv-type int8 --no-share --quiet";
+                    --temperature 0.5 --threads 2 --level avx2 --kv-type int8 --fork 3 --no-share \
+                    --check --quiet";
         let Ok(Command::Run(options)) = parsed(&line.split(' ').collect::<Vec<_>>()) else {
             panic!("a good line must parse");
         };
@@ -243,7 +262,8 @@ mod tests {
         assert_eq!((options.temperature, options.threads), (0.5, Some(2)));
         assert_eq!(options.level.as_deref(), Some("avx2"));
         assert_eq!(options.kv_type, KvType::Int8);
-        assert!(!options.share && options.quiet);
+        assert_eq!(options.fork, 3);
+        assert!(!options.share && options.check && options.quiet);
     }
 
     #[test]
@@ -258,6 +278,8 @@ mod tests {
             (&["--model", "m", "--prompt", "a", "--temperature", "NaN"], "--temperature"),
             (&["--model", "m", "--prompt", "a", "--threads", "9999"], "at most 1024"),
             (&["--model", "m", "--prompt", "a", "--kv-type", "f8"], "f16, bf16, int8, int4 are"),
+            (&["--model", "m", "--prompt", "a", "--fork", "0"], "--fork must be at least 1"),
+            (&["--model", "m", "--prompt", "a", "--requests", "2", "--fork", "999999"], "--fork"),
             (&["--model", "m", "--prompt", "a", "--fast"], "--fast"),
             (&["--model", "m", "--prompt", "a", "b"], "unknown option b"),
         ] {

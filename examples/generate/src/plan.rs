@@ -1,18 +1,16 @@
 //! Who needs what, before anything runs: plain numbers, nothing taken.
 
 use crate::error::Error;
-use crate::model::{CHUNK, Sizes};
+use crate::model::Sizes;
 use crate::options::Options;
 
 /// What each request will do and how many blocks it can need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Positions at the start that all requests share, prefilled once. 0 where nothing is shared.
-    pub prefix: usize,
-    /// Blocks of the prefix, in each layer.
-    pub prefix_blocks: usize,
     /// The requests.
     pub jobs: Vec<Job>,
+    /// Continuations of each request, and so answers to it. At least one.
+    pub fork: usize,
     /// Blocks in each layer.
     pub pool_blocks: usize,
 }
@@ -20,12 +18,12 @@ pub struct Plan {
 /// One request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// The whole prompt, prefix included.
+    /// The prompt.
     pub prompt: Vec<u32>,
-    /// Positions it can need, prefix included.
+    /// Positions that one answer can need, the prompt's included.
     pub positions: usize,
-    /// Blocks of its own, in each layer.
-    pub own_blocks: usize,
+    /// Blocks for those, in each layer.
+    pub blocks: usize,
 }
 
 impl Plan {
@@ -50,20 +48,29 @@ impl Plan {
                 )));
             }
         }
-        let used = &prompts[..options.requests.min(prompts.len())];
-        let share = options.share && options.requests > 1;
-        let prefix = if share { common_prefix(used, block_size) } else { 0 };
-        let prefix_blocks = prefix / block_size;
         let jobs: Vec<Job> = (0..options.requests)
             .map(|request| {
-                let prompt = used[request % used.len()].clone();
+                let prompt = prompts[request % prompts.len()].clone();
                 let positions = prompt.len() + options.n;
-                let own_blocks = positions.div_ceil(block_size) - prefix_blocks;
-                Job { prompt, positions, own_blocks }
+                Job { prompt, positions, blocks: positions.div_ceil(block_size) }
             })
             .collect();
-        let all = jobs.iter().map(|job| job.own_blocks).sum::<usize>() + prefix_blocks;
-        Ok(Plan { prefix, prefix_blocks, jobs, pool_blocks: options.pool_blocks.unwrap_or(all) })
+        let fork = options.fork;
+        let all = jobs.iter().map(|job| job.blocks_of_all(fork, block_size)).sum();
+        Ok(Plan { jobs, fork, pool_blocks: options.pool_blocks.unwrap_or(all) })
+    }
+
+    /// Answers there will be: those to one request stand together.
+    pub fn answers(&self) -> usize {
+        self.jobs.len() * self.fork
+    }
+
+    /// What an answer is called.
+    pub fn name(&self, answer: usize) -> String {
+        match self.fork {
+            1 => format!("request {answer}"),
+            fork => format!("request {}, continuation {}", answer / fork, answer % fork),
+        }
     }
 
     /// Why no request can ever run, if so.
@@ -73,39 +80,22 @@ impl Plan {
         refusals.all(|refusal| refusal.is_some()).then_some(first)
     }
 
-    /// Why this request can never run, if so.
+    /// Why this request can never run, if so: one answer alone is more than the pool.
     pub fn refusal(&self, job: &Job) -> Option<Error> {
-        // The prefix counts: it is held as long as anybody runs.
-        let need = job.own_blocks + self.prefix_blocks;
-        (need > self.pool_blocks).then_some(Error::NeverFits {
+        (job.blocks > self.pool_blocks).then_some(Error::NeverFits {
             positions: job.positions,
-            need,
+            need: job.blocks,
             have: self.pool_blocks,
         })
     }
 }
 
-/// How many positions all prompts have in common that can be prefilled once.
-///
-/// Whole blocks, because a block is adopted whole, and whole chunks, because the products of a
-/// chunk must not be cut in two (see [`model`](crate::model)). One token of every prompt is left
-/// out of it: somebody has to compute its logits.
-fn common_prefix(prompts: &[Vec<u32>], block_size: usize) -> usize {
-    let Some((first, others)) = prompts.split_first() else {
-        return 0;
-    };
-    let common = others.iter().fold(first.len(), |common, other| {
-        first.iter().zip(other).take(common).take_while(|(a, b)| a == b).count()
-    });
-    let shortest = prompts.iter().map(Vec::len).min().unwrap_or(0);
-    let common = common.min(shortest.saturating_sub(1));
-    let step = CHUNK / gcd(CHUNK, block_size);
-    // A step so large that it overflows is larger than any prompt.
-    step.checked_mul(block_size).map_or(0, |step| common - common % step)
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
+impl Job {
+    /// Blocks for all continuations at once, which have the full blocks of the prompt in common.
+    fn blocks_of_all(&self, fork: usize, block_size: usize) -> usize {
+        let common = self.prompt.len() / block_size;
+        common + fork * (self.blocks - common)
+    }
 }
 
 #[cfg(test)]
@@ -133,43 +123,25 @@ mod tests {
         options
     }
 
-    /// 200 common tokens, then 10 of its own.
-    fn prompt(last: u32) -> Vec<u32> {
-        (0..200).chain([last; 10]).collect()
-    }
-
     #[test]
-    fn prefixes_are_whole_blocks_and_whole_chunks() {
-        let prompts = [prompt(300), prompt(301)];
-        for (block_size, prefix) in [(16, 192), (64, 192), (48, 192), (128, 128), (100, 0)] {
-            let plan = Plan::new(&prompts, &options(2, block_size), &sizes()).unwrap();
-            assert_eq!(plan.prefix, prefix, "block size {block_size}");
-            let own = 220usize.div_ceil(block_size) - prefix / block_size;
-            assert!(plan.jobs.iter().all(|job| job.own_blocks == own));
-            assert_eq!(plan.pool_blocks, 2 * own + prefix / block_size);
+    fn the_default_pool_is_what_all_can_need_at_once() {
+        // 220 positions in blocks of 16, 64 and 1000.
+        for (block_size, blocks) in [(16, 14), (64, 4), (1000, 1), (usize::MAX, 1)] {
+            let plan = Plan::new(&[vec![1; 210]], &options(3, block_size), &sizes()).unwrap();
+            assert!(plan.jobs.iter().all(|job| (job.positions, job.blocks) == (220, blocks)));
+            assert_eq!((plan.answers(), plan.pool_blocks), (3, 3 * blocks));
         }
-        assert_eq!(Plan::new(&prompts, &options(2, usize::MAX), &sizes()).unwrap().prefix, 0);
     }
 
     #[test]
-    fn a_token_is_left_to_compute() {
-        let prompts = [(0..128).collect::<Vec<u32>>()];
-        assert_eq!(Plan::new(&prompts, &options(3, 16), &sizes()).unwrap().prefix, 64);
-    }
-
-    #[test]
-    fn alone_or_unwilling_nobody_shares() {
-        let prompts = [prompt(300)];
-        assert_eq!(Plan::new(&prompts, &options(1, 16), &sizes()).unwrap().prefix, 0);
-        let mut unwilling = options(4, 16);
-        unwilling.share = false;
-        assert_eq!(Plan::new(&prompts, &unwilling, &sizes()).unwrap().prefix, 0);
-    }
-
-    #[test]
-    fn prompts_that_no_request_takes_do_not_count() {
-        let prompts = [prompt(300), prompt(301), vec![7]];
-        assert_eq!(Plan::new(&prompts, &options(2, 64), &sizes()).unwrap().prefix, 192);
+    fn continuations_have_the_full_blocks_of_the_prompt_in_common() {
+        let mut forked = options(2, 16);
+        forked.fork = 5;
+        // 13 of 14 blocks hold nothing but the prompt.
+        let plan = Plan::new(&[vec![1; 210]], &forked, &sizes()).unwrap();
+        assert_eq!((plan.answers(), plan.pool_blocks), (10, 2 * (13 + 5)));
+        assert_eq!(plan.name(7), "request 1, continuation 2");
+        assert_eq!(Plan::new(&[vec![1]], &options(9, 1), &sizes()).unwrap().name(7), "request 7");
     }
 
     #[test]
@@ -179,11 +151,15 @@ mod tests {
         assert!(error.to_string().contains("1000 positions"), "{error}");
         let mut small = options(2, 16);
         small.pool_blocks = Some(13);
-        let plan = Plan::new(&[prompt(300)], &small, &sizes()).unwrap();
-        let refusal = plan.refusal(&plan.jobs[0]).unwrap();
+        let plan = Plan::new(&[vec![1; 210]], &small, &sizes()).unwrap();
+        let refusal = plan.refusal_of_all().unwrap();
         assert!(matches!(refusal, Error::NeverFits { positions: 220, need: 14, have: 13 }));
         small.pool_blocks = Some(14);
-        let plan = Plan::new(&[prompt(300)], &small, &sizes()).unwrap();
+        let plan = Plan::new(&[vec![1; 210]], &small, &sizes()).unwrap();
         assert!(plan.refusal(&plan.jobs[0]).is_none());
+        small.pool_blocks = Some(13);
+        // One that fits is enough for the others to be asked for.
+        let plan = Plan::new(&[vec![1; 210], vec![1; 9]], &small, &sizes()).unwrap();
+        assert!(plan.refusal(&plan.jobs[0]).is_some() && plan.refusal_of_all().is_none());
     }
 }

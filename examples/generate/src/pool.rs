@@ -1,9 +1,8 @@
 //! The store that all requests share, and how blocks are taken from it.
 //!
-//! A request gets every block it can ever need before it starts, as page groups: one block in each
-//! layer, all layers or none. Asking for blocks while running would let two requests, each half
-//! done, wait for the other's half; with everything in hand a request that has started ends, and no
-//! step can fail for want of a block.
+//! A prompt's blocks are taken as page groups, one block in each layer, all layers or none: what is
+//! to be found again must have a handle that all layers know. What comes behind a prompt is taken
+//! block by block, as the answer grows.
 
 use std::cell::Cell;
 
@@ -49,26 +48,31 @@ impl<E: Element> Pool<E> {
     }
 
     /// Takes `count` groups, all or none: `None` where they are not free.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NeverFits`] for more groups than the pool has.
-    pub fn acquire(&self, count: usize) -> Result<Option<Pages<'_, E>>, Error> {
-        if count > self.blocks {
-            let positions = count.saturating_mul(self.block_size());
-            return Err(Error::NeverFits { positions, need: count, have: self.blocks });
-        }
-        let mut pages = Pages { pool: self, groups: Vec::with_capacity(count) };
-        while pages.groups.len() < count {
-            match self.shared.acquire_group() {
-                Some(group) => pages.groups.push(group),
-                // Those that were had go back with `pages`.
-                None => return Ok(None),
-            }
-        }
-        self.handed_out.set(self.handed_out.get() + count);
-        self.peak.set(self.peak.get().max(self.blocks - self.shared.free_groups()));
-        Ok(Some(pages))
+    pub fn acquire(&self, count: usize) -> Option<Pages<'_, E>> {
+        let groups = self.watch(|| self.shared.acquire_groups(count)).ok()?;
+        Some(Pages { pool: self, groups })
+    }
+
+    /// Makes some groups, one count on each of which is handed over, pages.
+    pub(crate) fn pages(&self, groups: Vec<PageGroup>) -> Pages<'_, E> {
+        Pages { pool: self, groups }
+    }
+
+    /// Has blocks taken, and takes note of how many.
+    pub(crate) fn watch<T>(&self, take: impl FnOnce() -> T) -> T {
+        let before = self.shared.free_groups();
+        let taken = take();
+        let free = self.shared.free_groups();
+        self.handed_out.set(self.handed_out.get() + before.saturating_sub(free));
+        self.peak.set(self.peak.get().max(self.blocks - free));
+        taken
+    }
+
+    /// Why a request of so many positions can never run, if so.
+    pub fn refusal(&self, positions: usize) -> Option<Error> {
+        let refused = !self.shared.can_ever_fit(positions);
+        let need = positions.div_ceil(self.block_size());
+        refused.then_some(Error::NeverFits { positions, need, have: self.blocks })
     }
 
     /// The store.
@@ -109,7 +113,12 @@ impl<E: Element> Pool<E> {
     }
 }
 
-impl<E: Element> Pages<'_, E> {
+impl<'p, E: Element> Pages<'p, E> {
+    /// No groups.
+    pub fn none(pool: &'p Pool<E>) -> Self {
+        Pages { pool, groups: Vec::new() }
+    }
+
     /// The groups, in order of positions.
     pub fn groups(&self) -> &[PageGroup] {
         &self.groups
@@ -124,13 +133,30 @@ impl<E: Element> Pages<'_, E> {
         }
         pages
     }
+
+    /// These groups and then those.
+    #[must_use]
+    pub fn and(mut self, mut those: Self) -> Self {
+        self.groups.append(&mut those.groups);
+        self
+    }
+
+    /// Keeps the first `count` groups and gives up the others.
+    pub fn truncate(&mut self, count: usize) {
+        for group in self.groups.drain(count.min(self.groups.len())..) {
+            self.pool.shared.release_group(group);
+        }
+    }
+
+    /// The pool they are from.
+    pub fn pool(&self) -> &'p Pool<E> {
+        self.pool
+    }
 }
 
 impl<E: Element> Drop for Pages<'_, E> {
     fn drop(&mut self) {
-        for group in self.groups.drain(..) {
-            self.pool.shared.release_group(group);
-        }
+        self.truncate(0);
     }
 }
 
@@ -158,29 +184,35 @@ mod tests {
     #[test]
     fn what_is_dropped_comes_back() {
         let pool = pool::<f32>(5);
-        let pages = pool.acquire(3).unwrap().unwrap();
+        let mut pages = pool.acquire(3).unwrap();
         let again = pages.share();
-        drop(pages);
-        assert_eq!(pool.shared().free_groups(), 2);
+        pages.truncate(1);
+        assert_eq!((pages.groups().len(), pool.shared().free_groups()), (1, 2));
         drop(again);
+        assert_eq!(pool.shared().free_groups(), 4);
+        let both = pages.and(pool.acquire(2).unwrap());
+        assert_eq!((both.groups().len(), pool.shared().free_groups()), (3, 2));
+        drop(both);
         assert_eq!(pool.shared().free_groups(), 5);
-        assert_eq!((pool.peak(), pool.handed_out()), (3, 3));
+        assert_eq!((pool.peak(), pool.handed_out()), (3, 5));
     }
 
     #[test]
     fn all_or_none() {
         let pool = pool::<Int8>(5);
-        let held = pool.acquire(3).unwrap().unwrap();
-        assert!(pool.acquire(3).unwrap().is_none());
+        let held = pool.acquire(3).unwrap();
+        assert!(pool.acquire(3).is_none());
         assert_eq!((pool.shared().free_groups(), pool.handed_out()), (2, 3));
         drop(held);
-        assert_eq!(pool.acquire(5).unwrap().unwrap().groups().len(), 5);
+        assert_eq!(pool.acquire(5).unwrap().groups().len(), 5);
     }
 
     #[test]
-    fn more_than_the_pool_is_refused_at_once() {
-        let error = pool::<f32>(5).acquire(6).unwrap_err();
-        assert!(matches!(error, Error::NeverFits { need: 6, have: 5, .. }), "{error}");
+    fn more_than_the_pool_is_refused() {
+        let pool = pool::<f32>(5);
+        assert!(pool.refusal(5 * 16).is_none());
+        let refusal = pool.refusal(5 * 16 + 1).unwrap();
+        assert!(matches!(refusal, Error::NeverFits { positions: 81, need: 6, have: 5 }));
     }
 
     #[test]

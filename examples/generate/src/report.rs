@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::plan::Plan;
-use crate::serve::{Event, Outcome};
+use crate::serve::{Account, Event, Outcome};
 use crate::step::Spent;
 use crate::tokenizer::{TextStream, Vocabulary};
 
 /// Least time between two lines of progress.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Where a request is.
+/// Where an answer is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
     Waiting,
@@ -23,35 +23,36 @@ enum Stage {
 
 /// Turns events into text.
 ///
-/// A single request is written as it speaks. Several would talk across each other, so each is
-/// written when it has ended, under a line with its number.
+/// A single answer is written as it comes. Several would talk across each other, so each is written
+/// when it has ended, under a line with its name.
 #[derive(Debug)]
 pub struct Report<'a, O, P> {
     vocabulary: &'a Vocabulary,
+    plan: &'a Plan,
     out: O,
     progress: P,
-    requests: Vec<Request<'a>>,
+    answers: Vec<Answer<'a>>,
     tokens: usize,
     last_line: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Request<'a> {
+struct Answer<'a> {
     stage: Stage,
     stream: TextStream<'a>,
     text: String,
 }
 
 impl<'a, O: Write, P: Write> Report<'a, O, P> {
-    /// A report on this many requests: text to `out`, lines of progress to `progress`.
-    pub fn new(vocabulary: &'a Vocabulary, requests: usize, out: O, progress: P) -> Self {
-        let request = || Request {
+    /// A report on the answers of a plan: text to `out`, lines of progress to `progress`.
+    pub fn new(vocabulary: &'a Vocabulary, plan: &'a Plan, out: O, progress: P) -> Self {
+        let answer = || Answer {
             stage: Stage::Waiting,
             stream: TextStream::new(vocabulary),
             text: String::new(),
         };
-        let requests = (0..requests).map(|_| request()).collect();
-        Report { vocabulary, out, progress, requests, tokens: 0, last_line: None }
+        let answers = (0..plan.answers()).map(|_| answer()).collect();
+        Report { vocabulary, plan, out, progress, answers, tokens: 0, last_line: None }
     }
 
     /// Takes notice of an event.
@@ -60,30 +61,40 @@ impl<'a, O: Write, P: Write> Report<'a, O, P> {
     ///
     /// Where the text cannot be written, or a token has none.
     pub fn event(&mut self, event: Event) -> Result<(), Error> {
+        let plan = self.plan;
         match event {
-            Event::Prefix { done, of } => {
-                self.line(done == of, format_args!("common prefix: {done} of {of} positions"))
+            Event::Waits { answer, need, free } => {
+                let name = plan.name(answer);
+                let line = format_args!("{name} waits: it needs {need} blocks, {free} are free");
+                self.line(true, line)
             }
-            Event::Waits { request, need, free } => self.line(
-                true,
-                format_args!("request {request} waits: it needs {need} blocks, {free} are free"),
-            ),
-            Event::Prefill { request, done, of } => {
-                self.requests[request].stage = Stage::Prompt;
-                if self.requests.len() == 1 {
+            Event::Follows { answer, first } => {
+                let (name, first) = (plan.name(answer), plan.name(first));
+                let line = format_args!("{name} waits: {first} computes what both begin with");
+                self.line(true, line)
+            }
+            Event::Prefill { answer, done, of } => {
+                self.answers[answer].stage = Stage::Prompt;
+                if self.answers.len() == 1 {
                     return self.line(done == of, format_args!("prompt: {done} of {of} positions"));
                 }
                 self.overview()
             }
-            Event::Token { request, token } => self.token(request, token),
-            Event::Ended { request } => self.ended(request),
+            Event::Token { answer, token } => self.token(answer, token),
+            Event::Preempted { answer, positions } => {
+                self.answers[answer].stage = Stage::Waiting;
+                let name = plan.name(answer);
+                let line = format_args!("{name} gives its {positions} positions back and waits");
+                self.line(true, line)
+            }
+            Event::Ended { answer } => self.ended(answer),
         }
     }
 
-    fn token(&mut self, request: usize, token: u32) -> Result<(), Error> {
+    fn token(&mut self, answer: usize, token: u32) -> Result<(), Error> {
         self.tokens += 1;
-        let alone = self.requests.len() == 1;
-        let of = &mut self.requests[request];
+        let alone = self.answers.len() == 1;
+        let of = &mut self.answers[answer];
         of.stage = Stage::Generating;
         let text = of.stream.push(token)?;
         if alone {
@@ -93,21 +104,21 @@ impl<'a, O: Write, P: Write> Report<'a, O, P> {
         self.overview()
     }
 
-    fn ended(&mut self, request: usize) -> Result<(), Error> {
-        let alone = self.requests.len() == 1;
-        let of = &mut self.requests[request];
+    fn ended(&mut self, answer: usize) -> Result<(), Error> {
+        let alone = self.answers.len() == 1;
+        let of = &mut self.answers[answer];
         of.stage = Stage::Ended;
         let stream = std::mem::replace(&mut of.stream, TextStream::new(self.vocabulary));
         let rest = stream.finish()?;
         if alone {
             return write(&mut self.out, format_args!("{rest}\n"));
         }
-        let text = std::mem::take(&mut of.text);
-        write(&mut self.out, format_args!("--- request {request}\n{text}{rest}\n"))
+        let (text, name) = (std::mem::take(&mut of.text), self.plan.name(answer));
+        write(&mut self.out, format_args!("--- {name}\n{text}{rest}\n"))
     }
 
     fn overview(&mut self) -> Result<(), Error> {
-        let count = |stage| self.requests.iter().filter(|request| request.stage == stage).count();
+        let count = |stage| self.answers.iter().filter(|answer| answer.stage == stage).count();
         let line = format!(
             "{} waiting, {} in the prompt, {} generating, {} ended; {} tokens",
             count(Stage::Waiting),
@@ -132,8 +143,6 @@ impl<'a, O: Write, P: Write> Report<'a, O, P> {
 /// The figures of a run, a line each.
 pub fn figures(plan: &Plan, outcome: &Outcome) -> String {
     let tokens: usize = outcome.answers.iter().flatten().map(Vec::len).sum();
-    let refused = outcome.answers.iter().filter(|answer| answer.is_err()).count();
-    let adopted = outcome.answers.len() - refused;
     let mut lines = format!(
         "{tokens} tokens in {:.2} s, {:.1} tokens per second",
         outcome.generating.as_secs_f64(),
@@ -143,20 +152,20 @@ pub fn figures(plan: &Plan, outcome: &Outcome) -> String {
     lines += &spent("prompts", &outcome.prompt);
     lines += &spent("new tokens alone", &outcome.decode);
     lines += &format!("keys and values: {} bytes per token\n", outcome.bytes_per_token);
+    let Account { admissions, hits, tokens_saved, evictions, preemptions } = outcome.account;
     lines += &format!(
-        "blocks in each layer: {} used, of them {} shared by {}; peak {} of {}; {} free at the end\n",
-        outcome.handed_out,
-        if adopted > 0 { plan.prefix_blocks } else { 0 },
-        if plan.prefix > 0 { adopted } else { 0 },
-        outcome.peak,
-        plan.pool_blocks,
-        outcome.free
+        "prompts found in the cache: {hits} of {admissions}, {tokens_saved} tokens saved; \
+         {evictions} blocks evicted, {preemptions} preemptions\n"
+    );
+    lines += &format!(
+        "blocks in each layer: {} used; peak {} of {}; {} free at the end\n",
+        outcome.handed_out, outcome.peak, plan.pool_blocks, outcome.free
     );
     lines
 }
 
 fn spent(what: &str, spent: &Spent) -> String {
-    let Spent { steps, rows, whole, attention } = *spent;
+    let Spent { steps, rows, whole, attention, .. } = *spent;
     if steps == 0 {
         return String::new();
     }

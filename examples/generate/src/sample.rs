@@ -13,6 +13,14 @@ impl Sampler {
         Sampler { temperature, state: seed }
     }
 
+    /// The seed of a continuation of a request whose own seed is `seed`. That of the first is the
+    /// same.
+    pub fn seed_of(seed: u64, continuation: usize) -> u64 {
+        // Neighbouring seeds are the next requests', and seeds that are apart by multiples of the
+        // step of `uniform` draw the same numbers, some later than the others.
+        seed.wrapping_add((continuation as u64).wrapping_mul(0xd1b5_4a32_d192_ed03))
+    }
+
     /// The next token.
     ///
     /// # Panics
@@ -84,6 +92,18 @@ mod tests {
         };
         assert_eq!(draw(3), draw(3));
         assert_ne!(draw(3), draw(4));
+    }
+
+    #[test]
+    fn continuations_draw_numbers_of_their_own() {
+        let mut drawn = std::collections::HashSet::new();
+        for (request, continuation) in (0..8).flat_map(|it| (0..8).map(move |other| (it, other))) {
+            let mut sampler = Sampler::new(1.0, Sampler::seed_of(5 + request, continuation));
+            for _ in 0..100 {
+                assert!(drawn.insert(sampler.uniform().to_bits()));
+            }
+        }
+        assert_eq!(Sampler::seed_of(5, 0), 5);
     }
 
     #[test]

@@ -2,9 +2,14 @@
 //!
 //! In a step each running request feeds a piece of its prompt or its newest token. How many
 //! positions each will have is known before the first layer, and that is all a [`BatchPlan`] is
-//! made of: it is made once a step. In each layer every request's rows are appended, under one
-//! write guard, and then all are attended by one call, under a read guard, on a pool of threads.
-//! Blocks that requests have adopted from a common prefix are read once for all of them.
+//! made of: it is made once a step. Room for them is reserved in all layers first. In each layer
+//! every request's rows are appended, under one write guard, and then all are attended by one call,
+//! under a read guard, on a pool of threads. Blocks that requests have in common are read once for
+//! all of them.
+//!
+//! A request that was stopped and is resumed feeds the tokens that it had generated in one step too,
+//! but each through products of its own, as they were when they were new: attention gives the same
+//! bits for many rows as for one after the other, products do not (see [`model`](crate::model)).
 //!
 //! ```text
 //! plan      request 0: 131 positions, 1 row   request 1: 64, 64 rows   request 2: 90, 1 row
@@ -30,6 +35,9 @@ pub struct Member<'m, 'p, E: Element> {
     pub memory: &'m mut PagedMemory<'p, E>,
     /// What it feeds.
     pub tokens: &'m [u32],
+    /// Whether each token goes through products of its own, as new tokens do and those of a piece
+    /// of a prompt do not.
+    pub apart: bool,
     /// Which logits it asks for.
     pub logits: Logits,
 }
@@ -50,6 +58,8 @@ pub struct Spent {
     pub steps: usize,
     /// Rows that all requests fed.
     pub rows: usize,
+    /// Of these, rows that went through products of their own.
+    pub apart: usize,
     /// The whole time.
     pub whole: Duration,
     /// The part of it that is this crate's: planning, appending, attending.
@@ -89,8 +99,9 @@ impl Steps {
     ///
     /// # Errors
     ///
-    /// As [`Model::step`]; [`Error::Kv`] where the store refuses. The members' memories may then
-    /// have grown in some layers and are good for nothing but to be dropped.
+    /// As [`Model::step`], for every member; [`Error::Kv`] where the store refuses, which it does where blocks are
+    /// short: who may run short reserves room before. The members' memories may then have grown in
+    /// some layers and are good for nothing but to be dropped.
     pub fn step<E: Element>(
         &mut self,
         model: &Model,
@@ -98,25 +109,27 @@ impl Steps {
         members: &mut [Member<'_, '_, E>],
     ) -> Result<Vec<Vec<f32>>, Error> {
         let started = Instant::now();
-        let feeds: Vec<_> = members
-            .iter()
-            .map(|member| {
-                let (tokens, logits) = (member.tokens, member.logits);
-                Feed { tokens, start: member.memory.len(), logits }
-            })
-            .collect();
+        if members.iter().any(|member| member.tokens.is_empty()) {
+            return Err(Error::Prompt("there is no token to feed".into()));
+        }
+        let pieces: Vec<_> = members.iter().map(|member| member.feeds().count()).collect();
+        let rows: usize = members.iter().map(|member| member.tokens.len()).sum();
+        let apart =
+            members.iter().filter(|member| member.apart).map(|it| it.tokens.len()).sum::<usize>();
+        let feeds: Vec<_> = members.iter().flat_map(Member::feeds).collect();
         let mut batch = Batch::new(self, members)?;
-        let logits = model.step(&feeds, &mut batch)?;
+        let mut parts = model.step(&feeds, &mut batch)?.into_iter();
         let attention = batch.attention;
         let spent = match kind {
             Kind::Prompt => &mut self.prompt,
             Kind::Decode => &mut self.decode,
         };
         spent.steps += 1;
-        spent.rows += feeds.iter().map(|feed| feed.tokens.len()).sum::<usize>();
+        spent.rows += rows;
+        spent.apart += apart;
         spent.attention += attention;
         spent.whole += started.elapsed();
-        Ok(logits)
+        Ok(pieces.iter().map(|&pieces| joined(parts.by_ref().take(pieces))).collect())
     }
 
     /// Feeds one request's tokens, at least one, in pieces that end at multiples of [`CHUNK`], and
@@ -136,7 +149,7 @@ impl Steps {
         loop {
             let (tokens, rest) = left.split_at(piece(left.len(), memory.len()));
             let logits = if rest.is_empty() { Logits::Last } else { Logits::None };
-            let member = Member { memory: &mut *memory, tokens, logits };
+            let member = Member { memory: &mut *memory, tokens, apart: false, logits };
             let mut logits = self.step(model, Kind::Prompt, &mut [member])?;
             progress(memory.len());
             if rest.is_empty() {
@@ -145,6 +158,28 @@ impl Steps {
             left = rest;
         }
     }
+}
+
+impl<'m, E: Element> Member<'m, '_, E> {
+    /// What it feeds, as the model sees it: rows of one feed go through products together.
+    fn feeds(&self) -> impl Iterator<Item = Feed<'m>> + use<'m, E> {
+        let (tokens, start, logits) = (self.tokens, self.memory.len(), self.logits);
+        let rows = if self.apart { 1 } else { tokens.len() };
+        tokens.chunks(rows).enumerate().map(move |(at, feed)| {
+            let last = (at + 1) * rows == tokens.len();
+            let logits = if logits == Logits::Last && !last { Logits::None } else { logits };
+            Feed { tokens: feed, start: start + at * rows, logits }
+        })
+    }
+}
+
+/// The logits of one member's feeds, of which most have none.
+fn joined(mut parts: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
+    let first = parts.find(|part| !part.is_empty()).unwrap_or_default();
+    parts.fold(first, |mut all, part| {
+        all.extend(part);
+        all
+    })
 }
 
 /// How many of the tokens that are left of a prompt are fed in the next step, after `held`
@@ -167,6 +202,9 @@ impl<'b, 'm, 'p, E: Element> Batch<'b, 'm, 'p, E> {
     fn new(steps: &'b mut Steps, members: &'b mut [Member<'m, 'p, E>]) -> Result<Self, Error> {
         let started = Instant::now();
         let pool = members.first().expect("a step has members").memory.pool();
+        for Member { memory, tokens, .. } in members.iter_mut() {
+            memory.reserve(tokens.len()).map_err(Error::kv)?;
+        }
         let sequences: Vec<_> = members
             .iter()
             .map(|Member { memory, tokens, .. }| {
@@ -174,10 +212,10 @@ impl<'b, 'm, 'p, E: Element> Batch<'b, 'm, 'p, E> {
                 SequenceRows { len: memory.len() + rows, rows }
             })
             .collect();
-        // Groups are shared in all layers or in none, so one layer's tables say it for all.
+        // Blocks are shared in all layers or in none, so one layer's tables say it for all.
         let caches: Vec<_> = members.iter().map(|member| member.memory.cache(0)).collect();
         let shared = shared_prefixes(pool.block_size(), &caches);
-        let plan = BatchPlan::with_shared(pool.shape(), &sequences, &shared).map_err(refused)?;
+        let plan = BatchPlan::with_shared(pool.shape(), &sequences, &shared).map_err(Error::kv)?;
         if steps.scratch.len() < plan.scratch_len() {
             steps.scratch.resize(plan.scratch_len(), 0.0);
         }
@@ -216,12 +254,8 @@ impl<E: Element> Memory for Batch<'_, '_, '_, E> {
         let layer = BatchLayer { store: &store, sequences: &caches, q: rows.q };
         self.plan
             .attend(&layer, &self.options, out, self.scratch, self.threads)
-            .map_err(refused)?;
+            .map_err(Error::kv)?;
         self.attention += started.elapsed();
         Ok(())
     }
-}
-
-fn refused(error: impl std::error::Error) -> Error {
-    Error::Kv(error.to_string())
 }

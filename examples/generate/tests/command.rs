@@ -47,8 +47,13 @@ fn eight_requests_speak_one_after_the_other() {
     let (text, progress) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{progress}");
-    // 150 tokens: 128 of them are whole chunks, 8 blocks of 16.
-    assert!(progress.contains("8 shared by 8"), "{progress}");
+    // 180 tokens: 128 of them are whole chunks.
+    for words in [
+        "in the cache: 7 of 8, 896 tokens saved; 0 blocks evicted, 0 preemptions",
+        "request 1 waits: request 0 computes what both begin with",
+    ] {
+        assert!(progress.contains(words), "{words:?} is not in: {progress}");
+    }
     let mut answers = Vec::new();
     for request in 0..8 {
         let head = format!("--- request {request}\n");
@@ -56,6 +61,30 @@ fn eight_requests_speak_one_after_the_other() {
         answers.push(answer.split("--- request").next().unwrap().trim_end());
     }
     assert!(answers.iter().all(|answer| answer == &answers[0]), "{text}");
+}
+
+#[test]
+fn continuations_of_one_prompt_give_way_to_each_other() {
+    let model = Tiny::new().file("fork.gguf");
+    let prompt = "the sea ".repeat(30);
+    let args = ["--prompt", &prompt, "--n", "40", "--fork", "3", "--temperature", "1", "--check"];
+    let roomy = generate(&model, &[&args[..], &["--block-size=16"]].concat());
+    let tight = generate(&model, &[&args[..], &["--block-size=16", "--pool-blocks=15"]].concat());
+    let progress = String::from_utf8_lossy(&roomy.stderr);
+    assert!(progress.contains("0 of 1, 0 tokens saved; 0 blocks evicted, 0 preemptions"));
+    let progress = String::from_utf8_lossy(&tight.stderr);
+    assert!(tight.status.success(), "{progress}");
+    assert!(progress.contains("request 0, continuation 2 gives its 1"), "{progress}");
+    assert!(progress.contains("peak 15 of 15; 15 free at the end"), "{progress}");
+    let [roomy, tight] = [&roomy, &tight].map(|output| {
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut answers: Vec<_> = text.split("--- request 0, ").map(str::to_owned).collect();
+        answers.sort();
+        answers
+    });
+    assert_eq!(roomy.len(), 1 + 3);
+    assert_eq!(roomy, tight);
+    assert!(roomy[1][15..] != roomy[2][15..] && roomy[2][15..] != roomy[3][15..]);
 }
 
 #[test]
@@ -151,6 +180,7 @@ fn mistakes_on_the_line_are_code_2() {
     let model = Tiny::new().file("line.gguf");
     fails(&generate(&model, &[]), 2, "--prompt is missing");
     fails(&generate(&model, &["--prompt", "the", "--level", "abacus"]), 2, "scalar");
+    fails(&generate(&model, &["--prompt", "the", "--fork", "0"]), 2, "--fork must be at least 1");
     fails(&generate(&model, &["--prompt", "the", "--n", "many"]), 2, "--n needs a number");
     fails(&generate(&model, &["--prompt", "the", "--kv-type", "f8"]), 2, "int8");
     let help = generate(&model, &["--help"]);

@@ -17,6 +17,7 @@ use common::{Choices, all_say_the_same, choices, compare, options, perplexity, r
 use generate::gguf::Gguf;
 use generate::model::Model;
 use generate::options::KvType;
+use generate::sample::Sampler;
 use generate::tokenizer::Vocabulary;
 use paged_kv::{Element, Int4, Int8, Level, bf16, f16};
 
@@ -135,11 +136,40 @@ fn tokens_do_not_depend_on_company() {
     .map(|end| [&common[..], &vocabulary.encode(end).unwrap()].concat());
     for (kv_type, block_sizes) in [(KvType::F32, &[16, 32, 64][..]), (KvType::Int8, &[32])] {
         let level = Level::detect();
-        let answers = all_say_the_same(&model, &prompts, 16, block_sizes, level, kv_type);
-        let name = kv_type.name();
-        println!("{name}: {answers} answers of 16 tokens, all as each prompt alone");
-        assert_eq!(answers, block_sizes.len() * (1 + 2 + 2 + 8 + 8));
+        let seen = all_say_the_same(&model, &prompts, 16, block_sizes, level, kv_type);
+        println!("{}, answers of 16 tokens, all as each prompt alone: {seen:?}", kv_type.name());
+        assert_eq!(seen.answers, block_sizes.len() * (1 + 2 + 2 + 8 + 8 + 8));
+        assert!(seen.hits > 0 && (seen.preemptions > 0 || kv_type != KvType::F32), "{seen:?}");
     }
+}
+
+#[test]
+#[ignore = "needs the model named by PAGED_KV_MODEL"]
+fn continuations_are_as_if_each_were_alone() {
+    let (vocabulary, model) = load();
+    let mut prompt = vocabulary.encode(LICENCE).unwrap();
+    prompt.truncate(150);
+    let mut options = options(1, 40);
+    (options.temperature, options.seed, options.block_size) = (0.8, 3, 16);
+    let prompt = [prompt];
+    let alone: Vec<_> = (0..4)
+        .map(|continuation| {
+            let mut options = options.clone();
+            options.seed = Sampler::seed_of(3, continuation);
+            serve(&model, &prompt, Level::detect(), &options).answers.remove(0).unwrap()
+        })
+        .collect();
+    options.fork = 4;
+    // 9 full blocks of the prompt and 3 more for each answer; then hardly more than one needs.
+    for pool_blocks in [21, 14] {
+        options.pool_blocks = Some(pool_blocks);
+        let forked = serve(&model, &prompt, Level::detect(), &options);
+        let answers: Vec<_> = forked.answers.into_iter().map(Result::unwrap).collect();
+        assert_eq!(answers, alone);
+        assert_eq!(forked.account.preemptions > 0, pool_blocks < 21);
+        println!("4 continuations in {pool_blocks} blocks: {:?}", forked.account);
+    }
+    assert!(alone[0] != alone[1] && alone[1] != alone[2] && alone[2] != alone[3]);
 }
 
 /// Where the two best logits of f32 lie nearer than this, f16 may decide between them.

@@ -1,17 +1,12 @@
 //! Every order of steps in which a few small runs can go, with a bound on how often a thread is
 //! interrupted where it need not be.
 //!
-//! Run by `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`.
+//! Run by `.ci/loom`.
 
 use loom::cell::UnsafeCell;
 
 use super::*;
-
-fn every_order(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(model);
-}
+use crate::internal::orders::every_order;
 
 /// A number whose unordered use from two threads loom reports.
 struct Cell(UnsafeCell<usize>);
@@ -47,7 +42,7 @@ fn values(cells: Vec<Cell>) -> Vec<usize> {
 /// What a chunk did is seen by the caller, and by the next run in the same place.
 #[test]
 fn runs_follow_each_other() {
-    every_order(3, || {
+    every_order(2, || {
         let pool = ThreadPool::new(2);
         let cells = cells(2);
         for _ in 0..2 {

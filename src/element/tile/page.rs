@@ -26,6 +26,21 @@ impl<E: Element> Layout<E> {
         self.head_bytes() * self.shape.n_kv_heads()
     }
 
+    /// A block in which every position is written, as its page, where nothing else stands in it.
+    pub(crate) fn as_page<'a>(&self, block: &'a [u64]) -> Option<&'a [u8]> {
+        self.is_page().then(|| &must_cast_slice::<u64, u8>(block)[..self.page_bytes()])
+    }
+
+    /// A block as the place for a page in which every position is written.
+    pub(crate) fn as_page_mut<'a>(&self, block: &'a mut [u64]) -> Option<&'a mut [u8]> {
+        self.is_page().then(|| &mut must_cast_slice_mut::<u64, u8>(block)[..self.page_bytes()])
+    }
+
+    /// Whether tiles have no gaps, and cells the order of bytes that pages have.
+    fn is_page(&self) -> bool {
+        cfg!(target_endian = "little") && self.head_bytes() == size_of::<u64>() * self.tile_words
+    }
+
     /// Writes the first `rows` positions of a block to `page`, zeros for the rest.
     pub(crate) fn save_page(&self, block: &[u64], rows: usize, page: &mut [u8]) {
         let (numbers, scales) = (self.number_bytes(), self.scale_bytes());
@@ -253,6 +268,31 @@ mod tests {
         bits_come_back::<bf16>();
         bits_come_back::<Int8>();
         bits_come_back::<Int4>();
+    }
+
+    /// A page that is written from where it stands is the one that would have been copied.
+    fn pages_stand_in_blocks<E: Element>() {
+        for width in [16, 32, 64, 128] {
+            let layout = layout::<E>(16, 2, width, width);
+            let mut words = block(layout.block_words(), width as u64);
+            let mut page = vec![0; layout.page_bytes()];
+            layout.save_page(&words, 16, &mut page);
+            assert_eq!(layout.as_page(&words), Some(&page[..]), "{} of {width}", E::NAME);
+            layout.as_page_mut(&mut words).unwrap().fill(7);
+            layout.save_page(&words, 16, &mut page);
+            assert!(page.iter().all(|byte| *byte == 7), "{} of {width}", E::NAME);
+        }
+        let gaps = layout::<E>(3, 2, 7, 8);
+        assert_eq!(gaps.as_page(&block(gaps.block_words(), 1)), None, "{}", E::NAME);
+    }
+
+    #[test]
+    fn common_widths_leave_no_gaps() {
+        pages_stand_in_blocks::<f32>();
+        pages_stand_in_blocks::<f16>();
+        pages_stand_in_blocks::<bf16>();
+        pages_stand_in_blocks::<Int8>();
+        pages_stand_in_blocks::<Int4>();
     }
 
     #[test]

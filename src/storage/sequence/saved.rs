@@ -57,11 +57,28 @@ impl PagedKvCache {
             gone if gone.contains(&(blocks - 1)) => gone.start,
             _ => hole.entries(blocks),
         };
+        self.take_up_to(store, entries);
+        store.load_page(page, &self.table, hole);
+    }
+
+    /// Takes what the sequence needs up to its block `index`, which is not in the hole, as room, and says
+    /// where that block is. So many are free.
+    pub(crate) fn room_for<E: Element>(
+        &mut self,
+        store: &mut PagedKvStore<E>,
+        hole: Hole,
+        index: usize,
+    ) -> BlockId {
+        let entry = hole.entry(index);
+        self.take_up_to(store, entry + 1);
+        self.table[entry]
+    }
+
+    fn take_up_to<E: Element>(&mut self, store: &mut PagedKvStore<E>, entries: usize) {
         while self.table.len() < entries {
             self.store = Some(store.id());
             self.table.push(store.take());
         }
-        store.load_page(page, &self.table, hole);
     }
 
     /// What was taken as room holds the first `len` positions from now on, but for the hole.

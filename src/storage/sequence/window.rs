@@ -183,8 +183,8 @@ impl PagedKvCache {
     /// What no query from position `len` on looks at.
     pub(crate) fn passed(&self, shape: KvShape, len: usize) -> Hole {
         let hole = self.window.map_or(Hole::NONE, |window| window.hole(shape, len));
-        // A rollback narrows the window's own idea of it, and brings nothing back.
-        if hole.blocks > self.hole.blocks { hole } else { self.hole }
+        debug_assert!(hole.blocks >= self.hole.blocks, "a rollback ends where the window is whole");
+        hole
     }
 
     /// Blocks that become free when `hole` takes the place of the one there is.

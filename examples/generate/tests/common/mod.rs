@@ -12,9 +12,9 @@ use generate::memory::PagedMemory;
 use generate::model::{Logits, Model};
 use generate::options::{KvType, Options};
 use generate::plan::Plan;
-use generate::pool::{Pages, Pool};
+use generate::pool::Pool;
 use generate::sample::likeliest;
-use generate::serve::{self, Outcome};
+use generate::serve::{self, Event, Outcome};
 use generate::step::{Kind, Member, Steps, piece};
 use paged_kv::{Element, Level};
 
@@ -52,7 +52,7 @@ pub(crate) fn compare(
 ) -> Tally {
     let blocks = (prompt.len() + new).div_ceil(block_size);
     let pool = Pool::<f32>::new(model.sizes(), block_size, blocks).unwrap();
-    let mut memory = PagedMemory::new(&pool, None, pages(&pool, blocks)).unwrap();
+    let mut memory = PagedMemory::new(&pool);
     let mut steps = Steps::new(Level::detect(), THREADS);
     let mut feed = prompt.to_vec();
     let mut at = 0;
@@ -78,11 +78,6 @@ pub(crate) fn compare(
     tally
 }
 
-/// Pages of a pool that has them.
-pub(crate) fn pages<E: Element>(pool: &Pool<E>, count: usize) -> Pages<'_, E> {
-    pool.acquire(count).unwrap().expect("they are free")
-}
-
 /// The best token at each position behind each prompt, and how far the second is behind.
 pub(crate) type Choices = Vec<Vec<(u32, f32)>>;
 
@@ -98,8 +93,7 @@ pub(crate) fn choices<E: Element>(
 ) -> Choices {
     let need = |prompt: &Vec<u32>| (prompt.len() + new).div_ceil(64);
     let pool = Pool::<E>::new(model.sizes(), 64, prompts.iter().map(need).sum()).unwrap();
-    let memory = |prompt| PagedMemory::new(&pool, None, pages(&pool, need(prompt))).unwrap();
-    let mut memories: Vec<_> = prompts.iter().map(memory).collect();
+    let mut memories: Vec<_> = prompts.iter().map(|_| PagedMemory::new(&pool)).collect();
     let mut steps = Steps::new(Level::detect(), THREADS);
     let mut chosen: Choices = prompts
         .iter()
@@ -112,7 +106,7 @@ pub(crate) fn choices<E: Element>(
         let mut members: Vec<_> = memories
             .iter_mut()
             .zip(&tokens)
-            .map(|(memory, tokens)| Member { memory, tokens, logits: Logits::Last })
+            .map(|(memory, tokens)| Member { memory, tokens, apart: true, logits: Logits::Last })
             .collect();
         let logits = steps.step(model, Kind::Decode, &mut members).unwrap();
         chosen.iter_mut().zip(logits).for_each(|(chosen, logits)| chosen.push(lead(&logits)));
@@ -124,13 +118,13 @@ pub(crate) fn choices<E: Element>(
 pub(crate) fn perplexity<E: Element>(model: &Model, text: &[u32], level: Level) -> f64 {
     let blocks = text.len().div_ceil(64);
     let pool = Pool::<E>::new(model.sizes(), 64, blocks).unwrap();
-    let mut memory = PagedMemory::new(&pool, None, pages(&pool, blocks)).unwrap();
+    let mut memory = PagedMemory::new(&pool);
     let mut steps = Steps::new(level, THREADS);
     let mut surprise = 0.0;
     while memory.len() < text.len() {
         let held = memory.len();
         let tokens = &text[held..][..piece(text.len() - held, held)];
-        let member = Member { memory: &mut memory, tokens, logits: Logits::All };
+        let member = Member { memory: &mut memory, tokens, apart: false, logits: Logits::All };
         let logits = steps.step(model, Kind::Prompt, &mut [member]).unwrap().remove(0);
         let rows = logits.chunks_exact(model.sizes().vocabulary);
         for (row, &next) in rows.zip(&text[held + 1..]) {
@@ -157,22 +151,43 @@ pub(crate) fn serve(
     level: Level,
     options: &Options,
 ) -> Outcome {
+    told(model, prompts, level, options, &mut |_| ())
+}
+
+/// As [`serve`], with every event told.
+pub(crate) fn told(
+    model: &Model,
+    prompts: &[Vec<u32>],
+    level: Level,
+    options: &Options,
+    listen: &mut dyn FnMut(Event),
+) -> Outcome {
     let plan = Plan::new(prompts, options, model.sizes()).unwrap();
     let steps = Steps::new(level, options.threads.unwrap_or(THREADS));
-    let outcome = serve::run(model, &plan, options, steps, None, &mut |_| ()).unwrap();
+    let outcome = serve::run(model, &plan, options, steps, None, listen).unwrap();
     assert_eq!(outcome.free, plan.pool_blocks, "every block is back");
     outcome
 }
 
-/// Options for a number of requests with this many new tokens each.
+/// Options for a number of requests with this many new tokens each. All blocks are recounted after
+/// each step.
 pub(crate) fn options(requests: usize, n: usize) -> Options {
     let mut options = Options::new("unused".into(), String::new());
-    (options.requests, options.n) = (requests, n);
+    (options.requests, options.n, options.check) = (requests, n, true);
     options
 }
 
-/// Asserts that 1, 2 and 8 requests say the same, with and without a shared prefix, for these
-/// block sizes, and that they say what each prompt says alone. Gives the number of answers.
+/// What [`all_say_the_same`] has seen.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Seen {
+    pub(crate) answers: usize,
+    pub(crate) hits: usize,
+    pub(crate) preemptions: usize,
+}
+
+/// Asserts that 1, 2 and 8 requests say the same, whether they find each other's prompts or not,
+/// with as many blocks as they want and with hardly more than the longest one needs, for these
+/// block sizes, and that they say what each prompt says alone.
 pub(crate) fn all_say_the_same(
     model: &Model,
     prompts: &[Vec<u32>; 8],
@@ -180,7 +195,7 @@ pub(crate) fn all_say_the_same(
     block_sizes: &[usize],
     level: Level,
     kv_type: KvType,
-) -> usize {
+) -> Seen {
     let alone: Vec<Vec<u32>> = prompts
         .iter()
         .map(|prompt| {
@@ -190,23 +205,36 @@ pub(crate) fn all_say_the_same(
             outcome.answers.remove(0).unwrap()
         })
         .collect();
-    let mut answers = 0;
+    let mut seen = Seen::default();
     for &block_size in block_sizes {
-        for (requests, share) in [(1, true), (2, true), (2, false), (8, true), (8, false)] {
+        let longest = prompts.iter().map(Vec::len).max().unwrap();
+        let tight = Some((longest + n).div_ceil(block_size) + 2);
+        for (requests, share, pool_blocks) in [
+            (1, true, None),
+            (2, true, None),
+            (2, false, None),
+            (8, true, None),
+            (8, false, None),
+            (8, true, tight),
+        ] {
             let mut options = options(requests, n);
             (options.block_size, options.share, options.kv_type) = (block_size, share, kv_type);
+            options.pool_blocks = pool_blocks;
             let outcome = serve(model, prompts, level, &options);
             for (request, answer) in outcome.answers.iter().enumerate() {
                 let answer = answer.as_ref().unwrap();
                 assert_eq!(
                     answer,
                     &alone[request],
-                    "request {request} of {requests}, blocks of {block_size}, share {share}, {}",
+                    "request {request} of {requests}, blocks of {block_size}, share {share}, \
+                     {pool_blocks:?}, {}",
                     kv_type.name()
                 );
-                answers += 1;
             }
+            seen.answers += requests;
+            seen.hits += outcome.account.hits;
+            seen.preemptions += outcome.account.preemptions;
         }
     }
-    answers
+    seen
 }

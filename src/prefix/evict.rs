@@ -1,0 +1,192 @@
+//! What goes: so many blocks, the least useful first; a salt's; or all.
+
+use alloc::vec::Vec;
+
+use super::Priority;
+use super::cache::PrefixCache;
+use super::error::RemoveError;
+use super::holders::{GroupHolders, HoldersRef};
+use super::stats::PrefixEvent;
+use super::tree::{Leaf, NodeId, Tree};
+use crate::id::{CacheEra, PageGroup};
+
+/// A block that was taken out of the tree and is not released yet.
+struct Gone {
+    node: NodeId,
+    parent: NodeId,
+    hash: u64,
+    group: PageGroup,
+    used: u64,
+    priority: Priority,
+}
+
+impl<P: HoldersRef> PrefixCache<P> {
+    /// Evicts until `n` groups have gone back to the pool, or nothing is left that may go. How
+    /// many have.
+    ///
+    /// Children go before parents; of those that may go now, the ones of the lowest priority
+    /// first, and of these the one whose last use is longest ago. Nothing goes that is pinned, nor
+    /// what anybody [uses](GroupHolders::in_use) beside the cache: a lease, or a sequence that
+    /// retained the group or adopted its blocks, which would not come back.
+    ///
+    /// # Cost
+    ///
+    /// For each block the logarithm of the blocks without children, and one question to the pool
+    /// for each end of a path that is held: at most as many as there are leases and sequences.
+    pub fn evict(&mut self, n: usize) -> usize {
+        let (mut freed, mut passed) = (0, None);
+        while freed < n
+            && let Some(gone) = self.take_next(&mut passed)
+        {
+            freed += self.let_go(&gone);
+            self.tell_removed(&gone);
+        }
+        freed
+    }
+
+    /// As [`evict`](Self::evict), all or none: where fewer than `n` blocks may go, nothing goes, and
+    /// it is as if nobody had asked. Whether they went.
+    ///
+    /// `PrefixCache::reserve` and `acquire_groups` do this for a `SharedPagedKv`. It is for those who
+    /// reserve otherwise.
+    ///
+    /// # Cost
+    ///
+    /// As `evict`, and a list of what goes. A refusal costs as much as what could have gone.
+    pub fn try_evict(&mut self, n: usize) -> bool {
+        let mut out = Vec::new();
+        let mut passed = None;
+        // Nothing that is pinned goes, so that most hopeless calls look at nothing.
+        while n <= self.tree.blocks.len() + out.len() - self.pinned && out.len() < n {
+            match self.take_next(&mut passed) {
+                Some(gone) => out.push(gone),
+                None => break,
+            }
+        }
+        if out.len() < n {
+            self.put_back(out);
+            return false;
+        }
+        for gone in &out {
+            self.let_go(gone);
+        }
+        out.iter().for_each(|gone| self.tell_removed(gone));
+        true
+    }
+
+    /// Lets all blocks of a salt go, because its tenant leaves or its weights are unloaded: none of
+    /// them is found from then on, and what leases and sequences hold stays theirs until they let
+    /// go. Returns how many groups went back to the pool.
+    ///
+    /// # Errors
+    ///
+    /// [`RemoveError::Pinned`] where some of the blocks are pinned; nothing has changed then. (Were
+    /// those left behind, rows of weights that are gone could be found for the next owner of the
+    /// salt.)
+    ///
+    /// # Cost
+    ///
+    /// For each block the logarithm of the blocks without children, whatever else is cached. Lists
+    /// of the blocks.
+    pub fn remove_salt(&mut self, salt: &[u8]) -> Result<usize, RemoveError> {
+        let Some(root) = self.tree.root(self.key.root(salt), salt) else { return Ok(0) };
+        // Parents first; a block that has been listed is expanded when its turn comes.
+        let (mut nodes, mut siblings, mut at) = (Vec::new(), Vec::new(), 0);
+        self.tree.siblings(root, &mut nodes);
+        while let Some(&node) = nodes.get(at) {
+            self.tree.siblings(node, &mut siblings);
+            nodes.append(&mut siblings);
+            at += 1;
+        }
+        let pinned = nodes.iter().filter(|node| self.tree[**node].pins > 0).count();
+        if pinned > 0 {
+            return Err(RemoveError::Pinned { blocks: pinned });
+        }
+        let out: Vec<_> = nodes.iter().rev().map(|node| self.take_out(*node)).collect();
+        self.tree.remove_if_empty_root(root);
+        let released = out.iter().map(|gone| self.holders.release(gone.group) == Ok(true));
+        let freed = released.filter(|freed| *freed).count();
+        out.iter().for_each(|gone| self.tell_removed(gone));
+        Ok(freed)
+    }
+
+    /// Lets every block go, pinned or held: what leases hold stays theirs, and is no longer found.
+    /// For when cached rows are worth nothing any more, as after a change of the model's weights.
+    ///
+    /// Every [`Pin`](super::Pin) is void from then on. Returns how many groups went back to the
+    /// pool.
+    pub fn clear(&mut self) -> usize {
+        let freed = self.release_all();
+        self.tree = Tree::new(self.tree.block_size, self.tree.mask);
+        self.void_pins(CacheEra::fresh());
+        self.tell(PrefixEvent::Cleared);
+        freed
+    }
+
+    /// How many groups [`evict`](Self::evict) could give back at most now.
+    ///
+    /// For admission control: a request fits that needs no more than this and what is free. Asks
+    /// the pool about every cached block, so ask when little is free.
+    pub fn evictable(&self) -> usize {
+        let mut stays = alloc::vec![false; self.tree.nodes.len()];
+        for &end in &self.tree.blocks {
+            let block = &self.tree[end];
+            let used = block.group.is_some_and(|group| self.holders.in_use(group));
+            // And so does all that is before it, which somebody else may have been at already.
+            for node in self.tree.path(end).take_while(|_| used || block.pins > 0) {
+                if core::mem::replace(&mut stays[node.index()], true) {
+                    break;
+                }
+            }
+        }
+        let goes = |node: &&NodeId| !stays[node.index()] && self.holders_of(**node) == 1;
+        self.tree.blocks.iter().filter(goes).count()
+    }
+
+    /// Takes the next block out that may go. Everything up to `passed` is in use; what becomes a
+    /// leaf comes behind it, see `tree`.
+    fn take_next(&mut self, passed: &mut Option<Leaf>) -> Option<Gone> {
+        loop {
+            let leaf = self.tree.next_leaf(*passed)?;
+            let group = self.tree[leaf.node].group.expect("a leaf is a block");
+            if !self.holders.in_use(group) {
+                return Some(self.take_out(leaf.node));
+            }
+            *passed = Some(leaf);
+        }
+    }
+
+    fn take_out(&mut self, node: NodeId) -> Gone {
+        let block = &self.tree[node];
+        let (hash, used, priority) = (block.hash, block.used, block.priority);
+        let group = block.group.expect("a block has a group");
+        let parent = self.tree.remove_block(node);
+        Gone { node, parent, hash, group, used, priority }
+    }
+
+    /// Releases a block that was evicted. 1 where its group went back to the pool.
+    fn let_go(&mut self, gone: &Gone) -> usize {
+        self.tree.remove_if_empty_root(gone.parent);
+        self.count_evicted();
+        usize::from(self.holders.release(gone.group) == Ok(true))
+    }
+
+    /// Undoes what took these out, one after the other: each gets the node that it had.
+    fn put_back(&mut self, out: Vec<Gone>) {
+        let mut tokens = Vec::new();
+        for Gone { node, parent, hash, group, used, priority } in out.into_iter().rev() {
+            tokens.clear();
+            tokens.extend_from_slice(self.tree.tokens(node));
+            let again = self.tree.add_block(parent, hash, &tokens, group, used, priority);
+            debug_assert_eq!(again, node, "the last node given up is the first taken");
+        }
+    }
+
+    fn tell_removed(&mut self, gone: &Gone) {
+        self.tell(PrefixEvent::Removed { hash: gone.hash, group: gone.group });
+    }
+
+    fn holders_of(&self, node: NodeId) -> u32 {
+        self.tree[node].group.map_or(0, |group| self.holders.holders(group))
+    }
+}
