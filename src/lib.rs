@@ -34,6 +34,7 @@
 //!   its blocks back. Features `std` or `spin`.
 //! - [`PrefixCache`](prefix::PrefixCache): which page groups hold the beginning of a prompt already,
 //!   found by its tokens, held by a lease while they are used, and evicted when the pool runs short.
+//! - [`wire`]: a sequence saved as bytes, checksummed, and restored elsewhere with the same bits.
 //! - To attend: [`causal_gqa_attention`](attention::causal_gqa_attention) and
 //!   [`causal_gqa_attention_paged`](attention::causal_gqa_attention_paged), and their `_into`
 //!   twins with [`AttentionOptions`](attention::AttentionOptions), which allocate nothing. Row `i`
@@ -86,6 +87,7 @@
 //! element             what a stored number is, and where it stands in a page
 //! kernel              scores, softmax, values, states: arithmetic only
 //! storage             blocks, stores, sequences, contiguous caches
+//! wire                sequences as bytes, to other machines and slower tiers
 //! attention           the doors: pages and arithmetic meet
 //! batch               many sequences at once: what is done, and who does it on which threads
 //! share               locks, page groups, the shared layer
@@ -119,6 +121,7 @@ mod shape;
 mod share;
 mod simd;
 mod storage;
+pub mod wire;
 
 /// KV memory: blocks in a shared store, caches of one sequence, and what bounds them.
 pub mod cache {

@@ -46,8 +46,12 @@
 //! 6. **The end of the prompt.** [`insert`](crate::prefix::PrefixCache::insert) its full blocks, for the
 //!    next one, with the groups of step 2, and release those that were its own: the cache and the
 //!    sequence hold what they need.
-//! 7. **The end.** Drop the sequence. That waits for nothing, under any guard and while unwinding.
-//! 8. **A tenant leaves, or a LoRA is unloaded.**
+//! 7. **Elsewhere.** Between two steps a request can be [`save`](crate::cache::PagedSequence::save)d, to
+//!    make room or to move it, and [`restore`](crate::cache::PagedSequence::restore)d into another
+//!    sequence, here or on another machine, with the same bits. [`wire`](crate::wire) draws the bytes and
+//!    says how to keep them in an object store.
+//! 8. **The end.** Drop the sequence. That waits for nothing, under any guard and while unwinding.
+//! 9. **A tenant leaves, or a LoRA is unloaded.**
 //!    [`remove_salt`](crate::prefix::PrefixCache::remove_salt): none of its blocks is found from then on.
 //!
 //! A lease may end inside a block: its [`partial`](crate::prefix::Lease::partial) block holds the next
@@ -216,6 +220,8 @@
 //! | `commit`, `abandon`, `truncate`, `release`, drop | | | bell, if somebody waits | |
 //! | `fork` | | | | a table a layer |
 //! | `adopt_groups` | | | group table | a table a layer |
+//! | `PagedSequence::save` | read, for each page | | | header, a page |
+//! | `PagedSequence::restore` | then write, for each page | all, while it takes blocks | bell, if it fails | tables, a page |
 //! | `PrefixCache::lookup`, `insert`, `evict`, `remove_salt` | the engine's own lock | | group table | a lookup its lease; an insertion its blocks; a removal its list |
 //! | `PrefixCache::reserve`, `acquire_groups` | the engine's own lock | as without it | group table | as without it; a list of what goes |
 //! | drop of a `Lease` | | | group table | |

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 ///
 /// `element` looks at `attention` for one name, [`DECLARED`], so that kernels are compiled here
 /// and not in a dependent's debug build.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("atomic", &[]),
     ("manual", &[]),
     ("cut", &[]),
@@ -23,7 +23,8 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("kernel", &["cut", "error", "id", "shape", "simd", "element"]),
     ("storage", &["atomic", "cut", "error", "id", "shape", "simd", "element"]),
     ("attention", &["cut", "error", "id", "shape", "simd", "element", "kernel", "storage"]),
-    ("share", &["atomic", "error", "id", "shape", "element", "storage"]),
+    ("wire", &["error", "id", "shape", "element", "storage"]),
+    ("share", &["atomic", "error", "id", "shape", "element", "storage", "wire"]),
     ("prefix", &["error", "id", "element", "share"]),
     (
         "batch",
@@ -49,8 +50,14 @@ const DECLARED: [(&str, &str); 1] = [("element", "use crate::attention::Job;")];
 const UNSAFE: [&str; 3] = ["simd/", "storage/memory.rs", "batch/pool.rs"];
 
 /// Where `std` may stand, beside tests.
-const STD: [&str; 5] =
-    ["share/lock.rs", "share/wait.rs", "simd/detect.rs", "storage/memory.rs", "batch/pool.rs"];
+const STD: [&str; 6] = [
+    "share/lock.rs",
+    "share/wait.rs",
+    "simd/detect.rs",
+    "storage/memory.rs",
+    "batch/pool.rs",
+    "wire/io.rs",
+];
 
 const MOST_LINES: usize = 600;
 

@@ -54,6 +54,15 @@ impl Format for Pair {
             _ => f32::from_bits(cell & HIGH),
         }
     }
+
+    #[inline(always)]
+    fn put(cell: &mut u32, index: usize, from: u32, from_index: usize) {
+        let bits = (from >> (16 * from_index)) & !HIGH;
+        *cell = match index {
+            0 => *cell & HIGH | bits,
+            _ => *cell & !HIGH | bits << 16,
+        };
+    }
 }
 
 impl Element for bf16 {
@@ -62,6 +71,7 @@ impl Element for bf16 {
 
     const PAIRS: bool = true;
     const NAME: &'static str = "bf16";
+    const CODE: u8 = 3;
 
     #[inline(never)]
     fn write(layout: &Layout<bf16>, block: &mut [u64], first: usize, k: &[f32], v: &[f32]) {

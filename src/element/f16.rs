@@ -44,6 +44,7 @@ impl Element for f16 {
     type V = Half;
 
     const NAME: &'static str = "f16";
+    const CODE: u8 = 2;
 
     #[inline(never)]
     fn write(layout: &Layout<f16>, block: &mut [u64], first: usize, k: &[f32], v: &[f32]) {

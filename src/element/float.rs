@@ -47,6 +47,7 @@ impl Element for f32 {
     type V = Single;
 
     const NAME: &'static str = "f32";
+    const CODE: u8 = 1;
 
     #[inline(never)]
     fn write(layout: &Layout<f32>, block: &mut [u64], first: usize, k: &[f32], v: &[f32]) {

@@ -90,6 +90,15 @@ impl Format for Nibbles {
         };
         f32::from(top.cast_signed() >> 4)
     }
+
+    #[inline(always)]
+    fn put(cell: &mut u8, index: usize, from: u8, from_index: usize) {
+        let bits = (from >> (4 * from_index)) & 0x0f;
+        *cell = match index {
+            0 => *cell & 0xf0 | bits,
+            _ => *cell & 0x0f | bits << 4,
+        };
+    }
 }
 
 impl Element for Int4 {
@@ -97,6 +106,7 @@ impl Element for Int4 {
     type V = Nibbles;
 
     const NAME: &'static str = "int4";
+    const CODE: u8 = 5;
     const META_GROUP: usize = 32;
     const WHOLE: bool = true;
 

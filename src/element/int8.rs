@@ -90,6 +90,13 @@ impl Format for Quad {
     fn get(cell: u32, index: usize) -> f32 {
         f32::from(cell.to_le_bytes()[index].cast_signed())
     }
+
+    #[inline(always)]
+    fn put(cell: &mut u32, index: usize, from: u32, from_index: usize) {
+        let mut bytes = cell.to_le_bytes();
+        bytes[index] = from.to_le_bytes()[from_index];
+        *cell = u32::from_le_bytes(bytes);
+    }
 }
 
 impl Format for Byte {
@@ -125,6 +132,7 @@ impl Element for Int8 {
     type V = Byte;
 
     const NAME: &'static str = "int8";
+    const CODE: u8 = 4;
     const META_GROUP: usize = usize::MAX;
     const WHOLE: bool = true;
     const QUADS: bool = true;

@@ -115,6 +115,14 @@ pub trait Format: Copy + Debug + Send + Sync + 'static {
 
     /// Number `index` of a cell, its scale left out.
     fn get(cell: Self::Cell, index: usize) -> f32;
+
+    /// Puts number `from_index` of a cell in place `index` of another, bit by bit.
+    #[inline(always)]
+    fn put(cell: &mut Self::Cell, index: usize, from: Self::Cell, from_index: usize) {
+        const { assert!(Self::NUMBERS == 1, "a number that shares its cell is cut out of it") };
+        debug_assert!(index == 0 && from_index == 0);
+        *cell = from;
+    }
 }
 
 /// A type that keys and values can be stored as. Sealed: the implementors are this crate's.
@@ -144,6 +152,10 @@ pub trait Element: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
 
     /// The name used in reports: `f32`.
     const NAME: &'static str;
+
+    /// The name in saved sequences: never 0, and never another's.
+    #[doc(hidden)]
+    const CODE: u8;
 
     /// Neighbouring numbers of a row that share a scale; 0 where there are no scales.
     #[doc(hidden)]
@@ -176,6 +188,21 @@ pub trait Element: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
     /// Runs attention over pages of this type.
     #[doc(hidden)]
     fn attend(job: &mut Job<'_, '_, Self>);
+}
+
+/// The name of the stored type with this [`Element::CODE`].
+pub(crate) fn name_of(code: u8) -> Option<&'static str> {
+    fn named<E: Element>() -> (u8, &'static str) {
+        (E::CODE, E::NAME)
+    }
+    let all = [
+        named::<f32>(),
+        named::<half::f16>(),
+        named::<half::bf16>(),
+        named::<Int8>(),
+        named::<Int4>(),
+    ];
+    all.into_iter().find(|named| named.0 == code).map(|named| named.1)
 }
 
 /// Plain arithmetic: every stored number becomes an `f32` and meets a factor of its own.

@@ -26,6 +26,8 @@
 //! block size is no multiple of N does a last row hold cells that are partly used, and the tile's
 //! end, and the end of its numbers where scales follow, are rounded up to a line.
 
+mod page;
+
 use core::marker::PhantomData;
 
 use bytemuck::{must_cast_slice, must_cast_slice_mut};
@@ -221,10 +223,9 @@ impl<E: Element> Layout<E> {
             let base = |tile| tile / size_of::<<E::V as Format>::Cell>();
             let many = E::V::NUMBERS;
             for column in 0..v_width {
-                let cell = cells[base(from_tile) + self.values.cell(from / many, column)];
-                let number = E::V::get(cell, from % many);
+                let found = cells[base(from_tile) + self.values.cell(from / many, column)];
                 let cell = &mut cells[base(to_tile) + self.values.cell(to / many, column)];
-                E::V::set(cell, to % many, number);
+                E::V::put(cell, to % many, found, from % many);
             }
             let scales = must_cast_slice_mut::<u64, f32>(words);
             let base = |tile| tile / size_of::<f32>() + self.scales;

@@ -18,6 +18,7 @@ pub mod prefix_ops;
 pub mod real;
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
 pub mod request_ops;
+pub mod saved_bytes;
 pub mod sequence_ops;
 pub mod types;
 pub mod workloads;

@@ -56,13 +56,14 @@
 //! those sleep who wait for blocks; [`groups`] keeps the handles; [`seat`] is a layer's store as it is
 //! known without its lock; [`shared`] is where the order above is carried out, and nowhere else; [`spec`]
 //! says what the layers are, where they differ. On top of it stand [`room`] (many blocks, all or none),
-//! [`sequence`] (a request over all layers) and [`report`] (recounts, numbers, pictures).
+//! [`sequence`] (a request over all layers), [`saved`] (a request as bytes, and back) and [`report`] (recounts, numbers, pictures).
 
 pub(crate) mod groups;
 pub(crate) mod guard;
 pub(crate) mod lock;
 pub(crate) mod report;
 pub(crate) mod room;
+mod saved;
 mod seat;
 pub(crate) mod sequence;
 pub(crate) mod shared;

@@ -81,9 +81,9 @@ where
     P: Deref<Target = SharedPagedKv<E>>,
     E: LayerElement,
 {
-    shared: P,
-    places: Vec<Place>,
-    len: usize,
+    pub(super) shared: P,
+    pub(super) places: Vec<Place>,
+    pub(super) len: usize,
 }
 
 /// The sequence in one store.
@@ -507,7 +507,7 @@ where
     }
 
     /// A reservation that a panic ended may have left some.
-    fn give_spares_back(&mut self) {
+    pub(super) fn give_spares_back(&mut self) {
         for (seat, place) in self.shared.seats().zip(&mut self.places) {
             if let Some(spare) = place.spare.take()
                 && place.cache.check_store(seat.store).is_ok()

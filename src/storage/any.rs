@@ -1,11 +1,14 @@
 //! A store whose stored type is known when the program runs, for layers that differ in it.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::any::Any;
 use core::fmt;
 
+use super::page::{Page, PageKind};
 use super::paged::{Handle, PagedKvStore};
 use super::sequence::PagedKvCache;
+use super::sequence::window::Hole;
 use crate::element::Element;
 use crate::error::PagedKvError;
 use crate::id::{BlockId, StoreId};
@@ -50,6 +53,15 @@ pub trait LayerStore: fmt::Debug + Send + Sync + 'static {
 
     /// Keeps a path through what was written from `from` on.
     fn keep_path(&mut self, cache: &mut PagedKvCache, from: usize, path: &[usize]);
+
+    /// What its pages are.
+    fn page_kind(&self) -> PageKind;
+
+    /// Writes the first `rows` positions of a block to `page`.
+    fn save_page(&self, block: BlockId, rows: usize, page: &mut Vec<u8>);
+
+    /// Writes a page of a sequence into the blocks of this table.
+    fn load_page(&mut self, page: &Page<'_>, table: &[BlockId], hole: Hole);
 }
 
 impl<E: Element> LayerStore for PagedKvStore<E> {
@@ -73,6 +85,18 @@ impl<E: Element> LayerStore for PagedKvStore<E> {
 
     fn keep_path(&mut self, cache: &mut PagedKvCache, from: usize, path: &[usize]) {
         cache.keep_path(self, from, path);
+    }
+
+    fn page_kind(&self) -> PageKind {
+        self.page_kind()
+    }
+
+    fn save_page(&self, block: BlockId, rows: usize, page: &mut Vec<u8>) {
+        self.save_page(block, rows, page);
+    }
+
+    fn load_page(&mut self, page: &Page<'_>, table: &[BlockId], hole: Hole) {
+        self.load_page(page, table, hole);
     }
 }
 
@@ -168,6 +192,18 @@ impl LayerStore for AnyPagedKvStore {
 
     fn keep_path(&mut self, cache: &mut PagedKvCache, from: usize, path: &[usize]) {
         self.store.keep_path(cache, from, path);
+    }
+
+    fn page_kind(&self) -> PageKind {
+        self.store.page_kind()
+    }
+
+    fn save_page(&self, block: BlockId, rows: usize, page: &mut Vec<u8>) {
+        self.store.save_page(block, rows, page);
+    }
+
+    fn load_page(&mut self, page: &Page<'_>, table: &[BlockId], hole: Hole) {
+        self.store.load_page(page, table, hole);
     }
 }
 

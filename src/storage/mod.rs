@@ -27,8 +27,8 @@
 //! ```
 //!
 //! [`any`] is a store whose stored type is known when the program runs, for layers that differ in it.
-//! [`view`] is the one currency handed out: pages in order, and how many positions count. The
-//! room refuses to know what attention does with them, who waits for whom (`share`), and what
+//! [`view`] is the one currency handed out: pages in order, and how many positions count; [`page`] gives
+//! and takes blocks as bytes, for sequences that are saved. The room refuses to know what attention does with them, who waits for whom (`share`), and what
 //! tokens the rows stand for (`prefix`).
 
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
@@ -36,6 +36,7 @@ pub(crate) mod any;
 pub(crate) mod blocks;
 pub(crate) mod contiguous;
 pub(crate) mod memory;
+pub(crate) mod page;
 pub(crate) mod paged;
 #[cfg(target_has_atomic = "ptr")]
 pub(crate) mod pool;

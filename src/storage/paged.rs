@@ -400,14 +400,12 @@ impl<E: Element> PagedKvStore<E> {
 
     /// Reads a key row back. Indices and the length of `out` have been checked.
     pub(crate) fn read_k(&self, block: BlockId, head: usize, position: usize, out: &mut [f32]) {
-        let words = &self.memory.words()[self.range(block)];
-        self.layout.read_k(words, head, position, out);
+        self.layout.read_k(self.words(block), head, position, out);
     }
 
     /// Reads a value row back. Indices and the length of `out` have been checked.
     pub(crate) fn read_v(&self, block: BlockId, head: usize, position: usize, out: &mut [f32]) {
-        let words = &self.memory.words()[self.range(block)];
-        self.layout.read_v(words, head, position, out);
+        self.layout.read_v(self.words(block), head, position, out);
     }
 
     /// In poison mode, what was at the positions `first ..` of this block is nobody's any more.
@@ -452,6 +450,21 @@ impl<E: Element> PagedKvStore<E> {
     fn fill_poison(&mut self, block: BlockId) {
         let range = self.range(block);
         self.memory.words_mut()[range].fill(u64::MAX);
+    }
+
+    pub(super) fn layout(&self) -> &Layout<E> {
+        &self.layout
+    }
+
+    /// The words of a block.
+    pub(super) fn words(&self, block: BlockId) -> &[u64] {
+        &self.memory.words()[self.range(block)]
+    }
+
+    /// The words of a block, to be written, and where what stands there.
+    pub(super) fn words_mut(&mut self, block: BlockId) -> (&Layout<E>, &mut [u64]) {
+        let range = self.range(block);
+        (&self.layout, &mut self.memory.words_mut()[range])
     }
 
     fn range(&self, block: BlockId) -> Range<usize> {

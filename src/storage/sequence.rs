@@ -1,6 +1,7 @@
 //! One sequence in a shared store: a table of blocks and a length.
 
 mod read;
+pub(crate) mod saved;
 #[cfg(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr"))]
 pub(crate) mod step;
 pub(crate) mod window;

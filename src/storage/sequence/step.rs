@@ -36,6 +36,11 @@ pub(crate) struct Lack {
 }
 
 impl Lack {
+    /// Room for an empty table.
+    pub(crate) fn room(blocks: usize) -> Self {
+        Lack { more: blocks, ..Lack::default() }
+    }
+
     /// Blocks to take.
     pub(crate) fn blocks(self) -> usize {
         self.more + usize::from(self.copy)

@@ -101,7 +101,11 @@ impl KvWindow {
 
 /// Blocks that are missing from a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Hole {
+#[cfg_attr(
+    not(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr")),
+    allow(unreachable_pub, reason = "what layers that are shared have in common shows it")
+)]
+pub struct Hole {
     /// Blocks in front of it.
     at: usize,
     blocks: usize,
@@ -126,6 +130,11 @@ impl Hole {
     #[inline(always)]
     pub(crate) fn range(self) -> Range<usize> {
         self.at..self.at + self.blocks
+    }
+
+    /// Blocks that a saved sequence is without.
+    pub(crate) fn new(at: usize, blocks: usize) -> Self {
+        if blocks == 0 { Hole::NONE } else { Hole { at, blocks } }
     }
 
     /// Missing blocks.
