@@ -25,6 +25,22 @@ use crate::id::{BlockId, PageGroup, StoreId};
 /// [`KvBlockPool`](crate::cache::KvBlockPool) had none free.
 ///
 /// Caches built without a pool never return it.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(target_has_atomic = "ptr")] {
+/// use paged_kv::cache::{KvBlockPool, KvCache};
+/// use std::sync::Arc;
+///
+/// let pool = Arc::new(KvBlockPool::new(16, 2)); // two blocks of 16 positions
+/// let mut cache: KvCache = KvCache::with_pool(1, 2, &pool)?;
+/// let short = cache.append(&[0.5; 66], &[0.5; 66], 33).unwrap_err();
+/// assert_eq!(short.need - short.free, 1);
+/// assert_eq!(cache.seq_len(), 0);
+/// # }
+/// # Ok::<(), paged_kv::KvPoolExhausted>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KvPoolExhausted {
@@ -44,6 +60,20 @@ impl Error for KvPoolExhausted {}
 
 /// A [`PagedKvCache`](crate::cache::PagedKvCache) needed more blocks than its
 /// [`PagedKvStore`](crate::cache::PagedKvStore) had free.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::PagedKvError;
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let mut store = PagedKvStore::new(16, 1, 1, 2); // one block of 16 positions
+/// let mut cache = PagedKvCache::new();
+/// let refused = cache.append(&mut store, &[0.5; 34], &[0.5; 34], 17);
+/// let Err(PagedKvError::Exhausted(short)) = refused else { unreachable!() };
+/// assert_eq!((short.need, short.free), (2, 1));
+/// assert_eq!((cache.seq_len(), store.free_block_count()), (0, 1));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PagedStoreExhausted {
@@ -80,6 +110,15 @@ impl fmt::Display for Side {
 }
 
 /// A shape that cannot exist, or whose memory cannot be had.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::{KvShape, ShapeError};
+///
+/// assert_eq!(KvShape::square(16, 0, 128), Err(ShapeError::Zero { what: "n_kv_heads" }));
+/// assert_eq!(KvShape::square(usize::MAX, 2, 128), Err(ShapeError::Overflow));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShapeError {
@@ -165,6 +204,19 @@ impl From<WrongStore> for AttentionError {
 }
 
 /// Why a sequence could not be changed or read. Nothing was changed.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+/// use paged_kv::{PagedKvError, Side};
+///
+/// let mut store = PagedKvStore::new(16, 1, 1, 2);
+/// let mut cache = PagedKvCache::new();
+/// let refused = cache.try_push(&mut store, &[0.5; 3], &[0.5; 2]);
+/// assert_eq!(refused, Err(PagedKvError::RowLength { side: Side::Key, need: 2, have: 3 }));
+/// assert_eq!(refused.unwrap_err().to_string(), "key rows need 2 numbers, got 3");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PagedKvError {
@@ -344,6 +396,17 @@ impl From<GroupError> for PagedKvError {
 }
 
 /// Why a contiguous cache could not be changed or read. Nothing was changed.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::KvCache;
+/// use paged_kv::{KvCacheError, Side};
+///
+/// let mut cache: KvCache = KvCache::new(1, 2);
+/// let refused = cache.try_push(&[0.5; 2], &[0.5; 1]);
+/// assert_eq!(refused, Err(KvCacheError::RowLength { side: Side::Value, need: 2, have: 1 }));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KvCacheError {
@@ -412,6 +475,20 @@ impl From<ShapeError> for KvCacheError {
 }
 
 /// Why a page group handle was refused. Nothing was changed.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// use paged_kv::GroupError;
+/// use paged_kv::cache::SharedPagedKv;
+///
+/// let (shared, other) = (SharedPagedKv::new(1, 16, 1, 1, 1), SharedPagedKv::new(1, 16, 1, 1, 1));
+/// let group = shared.acquire_group().expect("one is free");
+/// assert_eq!(other.try_retain(group), Err(GroupError::WrongPool { group }));
+/// shared.release_group(group);
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GroupError {

@@ -8,6 +8,23 @@ use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// One physical block of a [`PagedKvStore`](crate::cache::PagedKvStore).
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::BlockId;
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let mut store = PagedKvStore::new(16, 8, 1, 2);
+/// let mut cache = PagedKvCache::new();
+/// cache.append(&mut store, &[0.5; 34], &[0.5; 34], 17)?; // two blocks
+/// let [first, second] = cache.block_table() else { unreachable!() };
+/// assert_ne!(first, second);
+/// assert_eq!(store.holders(*first), 1);
+/// assert_eq!(BlockId::new(first.index()), Some(*first));
+/// # cache.release(&mut store)?;
+/// # Ok::<(), paged_kv::PagedKvError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(u32);
 
@@ -50,6 +67,22 @@ impl fmt::Display for BlockId {
 ///
 /// Every store that is opened gets the next number, so that a block table can never be read
 /// against another store of the same shape. Numbers repeat after 2^32 stores.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::PagedKvError;
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let mut store = PagedKvStore::new(16, 8, 1, 2);
+/// let mut other = PagedKvStore::new(16, 8, 1, 2);
+/// let mut cache = PagedKvCache::new();
+/// cache.push(&mut store, &[0.5; 2], &[0.5; 2])?;
+/// let refused = PagedKvError::WrongStore { need: store.id(), have: other.id() };
+/// assert_eq!(cache.push(&mut other, &[0.5; 2], &[0.5; 2]), Err(refused));
+/// # cache.release(&mut store)?;
+/// # Ok::<(), PagedKvError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StoreId(u32);
 
@@ -78,6 +111,20 @@ impl fmt::Display for StoreId {
 /// `7v3`. Once the last holder has released the group the handle never names anything again, not
 /// even when its slot is handed out anew: without that, a late release would free the new
 /// owner's pages, which shows up as another conversation's tokens rather than as a crash.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// use paged_kv::GroupError;
+/// use paged_kv::cache::SharedPagedKv;
+///
+/// let shared = SharedPagedKv::new(2, 16, 8, 1, 2);
+/// let group = shared.acquire_group().expect("eight are free");
+/// shared.release_group(group);
+/// assert_eq!(shared.try_release(group), Err(GroupError::Stale { group }));
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageGroup {
     index: u32,

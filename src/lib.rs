@@ -124,6 +124,20 @@ mod storage;
 pub mod wire;
 
 /// KV memory: blocks in a shared store, caches of one sequence, and what bounds them.
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let mut store = PagedKvStore::new(16, 8, 1, 2); // blocks of 16, 8 of them, 1 KV head of width 2
+/// let mut prompt = PagedKvCache::new();
+/// prompt.append(&mut store, &[0.5; 40], &[0.5; 40], 20)?;
+/// let mut answer = prompt.fork(&mut store)?; // copies nothing
+/// answer.push(&mut store, &[1.0; 2], &[1.0; 2])?; // copies the block that is written
+/// assert_eq!(store.free_block_count(), 8 - 3);
+/// prompt.release(&mut store)?;
+/// answer.release(&mut store)?;
+/// # Ok::<(), paged_kv::PagedKvError>(())
+/// ```
 pub mod cache {
     pub use crate::error::{KvPoolExhausted, PagedStoreExhausted};
     pub use crate::id::PageGroup;

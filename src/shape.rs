@@ -7,6 +7,16 @@
 use crate::error::ShapeError;
 
 /// The four sizes of a layer's KV memory, by name, before anything is checked.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::{KvDims, KvShape};
+///
+/// // Keys that are wider than values, as in multi-head latent attention.
+/// let dims = KvDims { block_size: 64, n_kv_heads: 1, k_width: 576, v_width: 512 };
+/// assert_eq!(KvShape::new(dims).map(|shape| shape.dims()), Ok(dims));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvDims {
     /// Positions in one block.
@@ -23,6 +33,17 @@ pub struct KvDims {
 }
 
 /// The shape of one layer's KV memory.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::{KvShape, ShapeError};
+///
+/// let shape = KvShape::square(16, 8, 128)?; // blocks of 16, 8 KV heads, rows of 128
+/// assert_eq!((shape.k_row_len(), shape.blocks_for(17)), (8 * 128, 2));
+/// assert_eq!(KvShape::square(0, 8, 128), Err(ShapeError::Zero { what: "block_size" }));
+/// # Ok::<(), ShapeError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvShape {
     dims: KvDims,
@@ -125,6 +146,19 @@ impl KvShape {
 }
 
 /// A layer's shape together with the query heads that attend over it.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::{GqaShape, KvShape, ShapeError};
+///
+/// let kv = KvShape::square(16, 8, 128)?;
+/// let shape = GqaShape::new(kv, 32)?;
+/// assert_eq!((shape.group(), shape.q_row_len()), (4, 32 * 128));
+/// let refused = ShapeError::HeadsNotDivisible { n_heads: 20, n_kv_heads: 8 };
+/// assert_eq!(GqaShape::new(kv, 20), Err(refused));
+/// # Ok::<(), ShapeError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GqaShape {
     kv: KvShape,

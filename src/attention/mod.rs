@@ -8,6 +8,19 @@
 //! `_into` twins, which take [`AttentionOptions`], write to the caller's memory and allocate
 //! nothing. Behind them is one walk over page tiles (`walk`). A new option is a field of
 //! [`AttentionOptions`], never a new function.
+//!
+//! ```
+//! use paged_kv::attention::causal_gqa_attention_paged;
+//! use paged_kv::cache::{PagedKvCache, PagedKvStore};
+//!
+//! let mut store = PagedKvStore::new(16, 4, 1, 2);
+//! let mut cache = PagedKvCache::new();
+//! cache.append(&mut store, &[0.0; 4], &[1.0, 3.0, 3.0, 5.0], 2)?;
+//! // Equal keys weigh the same: one query head gets the mean of both positions.
+//! assert_eq!(causal_gqa_attention_paged(&[0.5; 2], &store, &cache, 1)?, [2.0, 4.0]);
+//! # cache.release(&mut store)?;
+//! # Ok::<(), Box<dyn core::error::Error>>(())
+//! ```
 
 mod arithmetic;
 mod options;
@@ -87,6 +100,27 @@ pub fn causal_gqa_attention<E: Element>(
 /// How many rows `q` holds follows from its length and `n_heads`. An `n_heads` that is wrong and
 /// still divides it is a mistake that nobody can see, unless
 /// [`AttentionOptions::query_rows`] says how many there should be.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::attention::{AttentionOptions, attention_scratch_len, causal_gqa_attention_into};
+/// use paged_kv::cache::KvCache;
+/// use paged_kv::{GqaShape, KvShape};
+///
+/// let shape = GqaShape::new(KvShape::square(64, 1, 2)?, 2)?;
+/// let mut cache = KvCache::<f32>::with_shape(shape.kv());
+/// cache.push(&[1.0, 0.0], &[3.0, 4.0])?;
+/// // Once, before the loop over tokens and layers:
+/// let mut out = vec![0.0; shape.out_row_len()];
+/// let mut scratch = vec![0.0; attention_scratch_len(&shape, 1)];
+/// let options = AttentionOptions::new().soft_cap(30.0);
+///
+/// let q = [0.5, 0.5, -1.0, 2.0];
+/// causal_gqa_attention_into(&q, &cache, 2, &options, &mut out, &mut scratch)?;
+/// assert_eq!(out, [3.0, 4.0, 3.0, 4.0]);
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 ///
 /// # Errors
 ///

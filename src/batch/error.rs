@@ -11,6 +11,20 @@ use crate::shape::KvShape;
 /// were.
 ///
 /// Sequences are named by their place among those that were handed in, from 0.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::batch::{BatchError, BatchPlan, SequenceRows, SharedPrefix};
+/// use paged_kv::{GqaShape, KvShape};
+///
+/// let shape = GqaShape::new(KvShape::square(64, 1, 8)?, 1)?;
+/// let shared = SharedPrefix { sequences: vec![0, 1], positions: 64 };
+/// let one = [SequenceRows { len: 100, rows: 1 }];
+/// let refused = BatchPlan::with_shared(shape, &one, &[shared]).unwrap_err();
+/// assert_eq!(refused, BatchError::NoSequence { sequence: 1, sequences: 1 });
+/// # Ok::<(), paged_kv::ShapeError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BatchError {

@@ -35,6 +35,17 @@ const MOST_CHUNKS: u64 = 256;
 const INLINE_COST: u64 = 1 << 20;
 
 /// One sequence of a batch, before anything is planned.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::batch::SequenceRows;
+///
+/// let decoding = SequenceRows { len: 1025, rows: 1 };
+/// let draft_of_four = SequenceRows { len: 1029, rows: 5 };
+/// let prompt_chunk = SequenceRows { len: 512, rows: 512 };
+/// # let _ = (decoding, draft_of_four, prompt_chunk);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SequenceRows {
     /// Positions cached when the batch is attended, those of the query rows included.

@@ -22,6 +22,18 @@ const MOST_ANSWER_CHUNKS: usize = 256;
 const STRIP: usize = 256;
 
 /// One layer of a batch: where its keys and values are, and what is asked of them.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::batch::BatchLayer;
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let store = PagedKvStore::new(64, 4, 1, 2);
+/// let (first, second) = (PagedKvCache::new(), PagedKvCache::new());
+/// let layer = BatchLayer { store: &store, sequences: &[&first, &second], q: &[] };
+/// # let _ = layer;
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct BatchLayer<'a, E: Element = f32> {
     /// The layer's store; of the shared layer, `&shared.read(layer)`.

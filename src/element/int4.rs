@@ -32,6 +32,22 @@ use crate::simd::{LANES, Simd};
 ///
 /// As for [`Int8`](crate::Int8), group by group: with a NaN or an infinity in it all of a group is
 /// NaN, and a group whose largest number is below 8.3e-38 is stored as zeros.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+/// use paged_kv::{Int4, KvShape};
+///
+/// let mut store = PagedKvStore::<Int4>::with_shape(KvShape::square(16, 1, 4)?, 8)?;
+/// let mut cache = PagedKvCache::new();
+/// cache.push(&mut store, &[1.0, -0.5, 0.25, 0.0], &[2.0; 4])?;
+/// let mut row = [0.0; 4];
+/// cache.copy_k_row(&store, 0, 0, &mut row)?;
+/// assert!((row[1] + 0.5).abs() <= 1.0 / 14.0);
+/// # cache.release(&mut store)?;
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Int4 {}
 

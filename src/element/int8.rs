@@ -31,6 +31,22 @@ use crate::simd::{LANES, Simd};
 ///   attended over it is NaN, as it would be for the one number otherwise.
 /// - A row whose largest number is so small that the scale would be denormal, below 1.5e-36, is
 ///   stored as zeros.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+/// use paged_kv::{Int8, KvShape};
+///
+/// let mut store = PagedKvStore::<Int8>::with_shape(KvShape::square(16, 1, 4)?, 8)?;
+/// let mut cache = PagedKvCache::new();
+/// cache.push(&mut store, &[1.0, -0.5, 0.25, 0.0], &[2.0; 4])?;
+/// let mut row = [0.0; 4];
+/// cache.copy_k_row(&store, 0, 0, &mut row)?;
+/// assert!((row[1] + 0.5).abs() <= 1.0 / 254.0);
+/// # cache.release(&mut store)?;
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Int8 {}
 

@@ -7,6 +7,20 @@ use super::ShapeError;
 use crate::id::StoreId;
 
 /// Why attention was refused. `out`, the LSE and the caches are as they were.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::AttentionError;
+/// use paged_kv::attention::causal_gqa_attention;
+/// use paged_kv::cache::KvCache;
+///
+/// let mut cache: KvCache = KvCache::new(1, 2);
+/// cache.push(&[1.0, 0.0], &[3.0, 4.0])?;
+/// let refused = causal_gqa_attention(&[0.5; 3], &cache, 1).unwrap_err();
+/// assert_eq!(refused, AttentionError::QueryLength { row: 2, have: 3 });
+/// # Ok::<(), paged_kv::KvCacheError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum AttentionError {

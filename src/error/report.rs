@@ -91,6 +91,22 @@ impl Error for Miscount {}
 ///
 /// It keeps the first 64 and counts the rest: where one count is wrong many may be, and a report is
 /// there to be read.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let mut store = PagedKvStore::new(16, 4, 1, 1);
+/// let mut cache = PagedKvCache::new();
+/// cache.push(&mut store, &[0.5], &[0.5])?;
+/// assert!(store.check_invariants([cache.block_table()]).is_ok());
+/// drop(cache); // not released
+/// let report = store.check_invariants([]).unwrap_err();
+/// assert_eq!(report.count(), 1);
+/// println!("{report}");
+/// # Ok::<(), paged_kv::PagedKvError>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InvariantReport {
     kept: Vec<(Option<usize>, Miscount)>,

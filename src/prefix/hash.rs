@@ -27,6 +27,20 @@ use siphasher::sip::SipHasher13;
 /// [`PrefixEvent`](super::PrefixEvent)s comparable (on processors of one byte order). Nothing but
 /// time depends on them: whatever the key, a block is found by its tokens or not at all. `Debug`
 /// does not print them.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(feature = "std")] {
+/// use paged_kv::prefix::HashKey;
+/// use std::hash::{BuildHasher, RandomState};
+///
+/// // Under std, without another crate: two draws of what its hash maps are keyed with.
+/// let draw = || u128::from(RandomState::new().hash_one(0_u8));
+/// let key = HashKey::new((draw() << 64 | draw()).to_le_bytes());
+/// # let _ = key;
+/// # }
+/// ```
 #[derive(Clone, Copy)]
 pub struct HashKey {
     low: u64,

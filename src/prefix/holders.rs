@@ -12,6 +12,38 @@ use crate::id::PageGroup;
 /// place, so that two books cannot disagree about when its pages are free. It calls these under
 /// whatever lock the caller keeps the cache behind, and from the drop of a lease, so none of them
 /// may wait for a reader or a writer.
+///
+/// # Examples
+///
+/// A wrapper that an engine passes around instead of the layers themselves:
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// use paged_kv::cache::SharedPagedKv;
+/// use paged_kv::prefix::{GroupHolders, HashKey, PrefixCache};
+/// use paged_kv::{GroupError, PageGroup};
+///
+/// struct Layers(SharedPagedKv);
+///
+/// impl GroupHolders for Layers {
+///     fn retain(&self, group: PageGroup) -> Result<(), GroupError> {
+///         self.0.try_retain(group)
+///     }
+///
+///     fn release(&self, group: PageGroup) -> Result<bool, GroupError> {
+///         self.0.try_release(group)
+///     }
+///
+///     fn holders(&self, group: PageGroup) -> u32 {
+///         self.0.group_refs(group)
+///     }
+/// }
+///
+/// let layers = Layers(SharedPagedKv::new(1, 16, 1, 1, 1));
+/// let cache = PrefixCache::new(&layers, 16, HashKey::new([1; 16]));
+/// # drop(cache);
+/// # }
+/// ```
 pub trait GroupHolders {
     /// One more holder.
     ///

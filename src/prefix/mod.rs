@@ -170,6 +170,14 @@ use tree::NodeId;
 
 /// How long a cached block should stay, compared with others: those of a lower priority go first,
 /// however lately they were used.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::prefix::Priority;
+///
+/// assert!(Priority::LOWEST < Priority::new(17) && Priority::new(17) < Priority::default());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(u8);
 

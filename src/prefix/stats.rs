@@ -10,6 +10,22 @@ pub type PrefixSink = Box<dyn FnMut(PrefixEvent<'_>) + Send + Sync>;
 
 /// What a [`PrefixCache`](super::PrefixCache) holds and what it has done since it was made. Prints as
 /// two lines.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// use paged_kv::cache::SharedPagedKv;
+/// use paged_kv::prefix::{HashKey, PrefixCache};
+///
+/// let shared = SharedPagedKv::new(1, 16, 1, 1, 1);
+/// let mut cache = PrefixCache::new(&shared, 16, HashKey::new([1; 16]));
+/// drop(cache.lookup(b"", &[7; 20]));
+/// let stats = cache.stats();
+/// assert_eq!((stats.misses, stats.tokens_asked, stats.tokens_saved), (1, 20, 0));
+/// println!("{stats}");
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrefixStats {
@@ -64,6 +80,29 @@ impl fmt::Display for PrefixStats {
 ///
 /// A hash names a block and all tokens before it. It is what the cache itself looks under, and as
 /// there it is a hint: two blocks may have one.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(feature = "std")] {
+/// use paged_kv::cache::SharedPagedKv;
+/// use paged_kv::prefix::{HashKey, PrefixCache, PrefixEvent};
+/// use std::sync::mpsc;
+///
+/// let shared = SharedPagedKv::new(1, 16, 1, 1, 1);
+/// let mut cache = PrefixCache::new(&shared, 16, HashKey::new([1; 16]));
+/// let (router, events) = mpsc::channel();
+/// cache.set_sink(Some(Box::new(move |event| {
+///     let told = match event {
+///         PrefixEvent::Stored { hash, .. } => (true, hash),
+///         PrefixEvent::Removed { hash, .. } => (false, hash),
+///         _ => return,
+///     };
+///     let _ = router.send(told);
+/// })));
+/// # drop(events);
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrefixEvent<'a> {

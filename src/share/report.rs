@@ -12,6 +12,18 @@ use crate::storage::report::{Recount, StoreMap, StoreStats};
 
 /// Somebody who holds something of a [`SharedPagedKv`], as he tells it to
 /// [`check_invariants`](SharedPagedKv::check_invariants).
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{Holder, SharedPagedKv};
+///
+/// let shared = SharedPagedKv::new(2, 16, 4, 1, 1);
+/// let group = shared.acquire_group().expect("four are free");
+/// assert!(shared.check_invariants([Holder::Group(group)]).is_ok());
+/// assert!(shared.check_invariants([]).is_err());
+/// shared.release_group(group);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Holder<'a> {
@@ -157,6 +169,20 @@ impl<E: super::spec::LayerElement> SharedPagedKv<E> {
 }
 
 /// What one sequence holds, over all layers. Prints as one line.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+///
+/// let shared = SharedPagedKv::new(2, 16, 4, 1, 1);
+/// let mut sequence = PagedSequence::new(&shared);
+/// sequence.reserve(3)?;
+/// let stats = sequence.stats();
+/// assert_eq!((stats.len, stats.blocks, stats.waste), (0, 2, 32));
+/// println!("{stats}");
+/// # Ok::<(), paged_kv::PagedKvError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SequenceStats {
@@ -179,6 +205,19 @@ impl fmt::Display for SequenceStats {
 }
 
 /// How the blocks of all layers are used. Prints a line for each kind of layer.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::SharedPagedKv;
+///
+/// let shared = SharedPagedKv::new(2, 16, 4, 1, 1);
+/// let group = shared.acquire_group().expect("four are free");
+/// let stats = shared.stats();
+/// assert_eq!((stats.groups, stats.free_groups, stats.layers[1].cached), (1, 3, 1));
+/// println!("{stats}\n{}", shared.map());
+/// shared.release_group(group);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {

@@ -202,6 +202,19 @@ impl LayerElement for Mixed {
 }
 
 /// A layer that cannot be made.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{LayerError, LayerSpec, SharedPagedKv};
+/// use paged_kv::{Int8, KvShape};
+///
+/// let spec = LayerSpec::new(KvShape::square(16, 1, 8)?, 4);
+/// // Layers of several stored types are `SharedPagedKv<Mixed>`.
+/// let refused = SharedPagedKv::<f32>::with_layers(&[spec, spec.element::<Int8>()]).unwrap_err();
+/// assert!(matches!(refused, LayerError::Element { layer: 1, need: "f32", .. }));
+/// # Ok::<(), paged_kv::ShapeError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LayerError {

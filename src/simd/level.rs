@@ -317,6 +317,18 @@ impl fmt::Display for Level {
 }
 
 /// The levels of this processor, see [`Level::available`].
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::Level;
+///
+/// // The last is the best that gives the default bits; one can be asked for by name.
+/// for level in Level::available() {
+///     println!("{level}");
+/// }
+/// assert!(Level::available().any(|level| level.name() == "scalar"));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Levels {
     present: usize,

@@ -347,6 +347,20 @@ impl<const N: usize> From<&'static mut [u8; N]> for StoreMemory {
 /// Memory that no store could be opened in, and why. The memory comes back with no byte changed.
 ///
 /// Where only the reason matters, `?` turns it into the [`ShapeError`] that it carries.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvStore, StoreMemory};
+/// use paged_kv::{KvShape, ShapeError};
+///
+/// let memory = StoreMemory::from(vec![0; 100]);
+/// let refused = PagedKvStore::<f32>::from_memory(KvShape::square(16, 1, 8)?, memory).unwrap_err();
+/// assert!(matches!(refused.error, ShapeError::MemoryTooSmall { have: 100, .. }));
+/// let back = refused.memory; // to be used for something else
+/// # let _ = back;
+/// # Ok::<(), ShapeError>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RefusedMemory {

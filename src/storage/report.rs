@@ -41,6 +41,21 @@ impl<'a> Recount<'a> {
 }
 
 /// How the blocks of one store are used. Prints as one line.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let mut store = PagedKvStore::new(16, 8, 1, 2);
+/// let mut cache = PagedKvCache::new();
+/// cache.append(&mut store, &[0.5; 34], &[0.5; 34], 17)?;
+/// let stats = store.stats();
+/// assert_eq!((stats.total, stats.held, stats.free, stats.peak), (8, 2, 6, 2));
+/// println!("{stats}\n{}", store.map());
+/// # cache.release(&mut store)?;
+/// # Ok::<(), paged_kv::PagedKvError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStats {

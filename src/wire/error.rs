@@ -11,6 +11,14 @@ use crate::shape::KvDims;
 ///
 /// `X` is what the [`Sink`](super::Sink) or [`Source`](super::Source) fails with: nothing where it is
 /// memory, `std::io::Error` where it is a file.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::wire::{Saved, WireError};
+///
+/// assert_eq!(Saved::open(&[][..]).unwrap_err(), WireError::Truncated { need: 56, have: 0 });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WireError<X = Infallible> {

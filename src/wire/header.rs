@@ -55,6 +55,21 @@ impl<'a> Label<'a> {
 }
 
 /// What was saved of one layer.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+/// use paged_kv::wire::{Label, Saved};
+///
+/// let store = PagedKvStore::new(16, 4, 1, 2);
+/// let mut bytes = Vec::new();
+/// PagedKvCache::new().save(&store, &Label::new(), &mut bytes)?;
+/// let saved = Saved::open(&bytes[..])?;
+/// let layer = saved.layers()[0];
+/// assert_eq!((layer.element(), layer.shape().block_size(), layer.window()), ("f32", 16, None));
+/// # Ok::<(), paged_kv::wire::WireError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedLayer {
     /// The layer whose rows it reads.

@@ -8,6 +8,32 @@ use super::error::WireError;
 /// Takes the bytes of a saved sequence, in order.
 ///
 /// `Vec<u8>` is one, and under std [`Io`](super::Io) makes one of whatever is `Write`.
+///
+/// # Examples
+///
+/// A sink that only counts:
+///
+/// ```
+/// use core::convert::Infallible;
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+/// use paged_kv::wire::{Label, Sink};
+///
+/// struct Count(usize);
+///
+/// impl Sink for Count {
+///     type Error = Infallible;
+///
+///     fn put(&mut self, bytes: &[u8]) -> Result<(), Infallible> {
+///         self.0 += bytes.len();
+///         Ok(())
+///     }
+/// }
+///
+/// let mut count = Count(0);
+/// PagedKvCache::new().save(&PagedKvStore::new(16, 4, 1, 2), &Label::new(), &mut count)?;
+/// assert_eq!(count.0, 56 + 88 + 4);
+/// # Ok::<(), paged_kv::wire::WireError>(())
+/// ```
 pub trait Sink {
     /// Why bytes were not taken.
     type Error;
@@ -23,6 +49,28 @@ pub trait Sink {
 /// Gives the bytes of a saved sequence, in order.
 ///
 /// `&[u8]` is one, and under std [`Io`](super::Io) makes one of whatever is `Read`.
+///
+/// # Examples
+///
+/// A source in two parts, as a ring buffer has its bytes:
+///
+/// ```
+/// use paged_kv::wire::{Saved, Source, WireError};
+///
+/// #[derive(Debug)]
+/// struct Two<'a>(&'a [u8], &'a [u8]);
+///
+/// impl Source for Two<'_> {
+///     type Error = core::convert::Infallible;
+///
+///     fn fill(&mut self, into: &mut [u8]) -> Result<usize, Self::Error> {
+///         if self.0.is_empty() { self.1.fill(into) } else { self.0.fill(into) }
+///     }
+/// }
+///
+/// let error = Saved::open(Two(b"not a", b" saved sequence")).unwrap_err();
+/// assert_eq!(error, WireError::Truncated { need: 56, have: 20 });
+/// ```
 pub trait Source {
     /// Why bytes were not given.
     type Error;
