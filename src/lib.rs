@@ -50,8 +50,8 @@
 //!
 //! Keys and values are stored as `f32` unless the type says otherwise: `PagedKvStore<E>`,
 //! `KvCache<E>` and `SharedPagedKv<E>` take [`f16`](struct@f16), [`bf16`], [`Int8`] and [`Int4`] as
-//! well, opened with `with_shape`. What they hold and what that costs is told at [`Element`]. Rows go
-//! in and come back as `f32`.
+//! well, opened with `with_shape`. What they hold and what that costs is told at [`Element`], what it
+//! does to results in [`manual::accuracy`]. Rows go in and come back as `f32`.
 //!
 //! The [`manual`] walks through one request's life, with an engine in small, and says which call takes
 //! which lock.

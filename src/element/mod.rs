@@ -137,7 +137,8 @@ pub trait Format: Copy + Debug + Send + Sync + 'static {
 ///
 /// Numbers are rounded to nearest, ties to even. What is stored is then attended over exactly: sums
 /// are `f32` for every type, and the error beyond storing is that of `f32`. (Two levels that are only
-/// used on request are an exception and say so.)
+/// used on request are an exception and say so.) What storing makes of attention's results is told in
+/// figures in [`manual::accuracy`](crate::manual::accuracy).
 ///
 /// A NaN is stored as a NaN and an infinity as one; for [`Int8`] and [`Int4`] either of them makes NaN
 /// of everything that shares its scale.

@@ -148,8 +148,9 @@ impl Level {
     ///
     /// Over stores of bf16, `Int8` and `Int4` whose block size is even, queries and weights are
     /// rounded to bf16, 8 bits, before they are multiplied; everything is still added up in `f32`.
-    /// An output is then off by up to some 2^-8 of the largest value (measured over unit variance:
-    /// see the README). Anything else is done as at `avx512`, with the same bits.
+    /// An output is then off by up to some 2^-8 of the largest value where inputs have unit variance,
+    /// and by more where scores are large (measured: [`manual::accuracy`](crate::manual::accuracy)).
+    /// Anything else is done as at `avx512`, with the same bits.
     pub fn avx512_bf16() -> Option<Level> {
         Self::opt_in().into_iter().flatten().find(|level| level.name() == "avx512-bf16")
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub enum Error {
     /// The command line makes no sense. Exit code 2; everything else is 1.
     Usage(String),
-    /// The file cannot be read, or is no whole GGUF.
+    /// The file cannot be read, is no whole GGUF, or cannot be written.
     File {
         /// The file.
         path: PathBuf,

@@ -18,6 +18,7 @@
 //! pool       the shared store, and how blocks are taken from it
 //! memory     one request's keys and values in it
 //! prefixes   beginnings of prompts that are in the store already
+//! capture    what attention is given, into a file
 //! step       a step of many requests, their attention by one plan
 //! plan       who needs how many blocks: numbers, nothing taken
 //! house      who runs, who waits, who gives way
@@ -25,6 +26,7 @@
 //! report     events as text
 //! ```
 
+pub mod capture;
 pub mod error;
 pub mod gguf;
 mod house;

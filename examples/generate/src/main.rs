@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use generate::capture::Capture;
 use generate::error::Error;
 use generate::gguf::Gguf;
 use generate::model::Model;
@@ -68,7 +69,10 @@ fn run(options: &Options) -> Result<(), Error> {
     );
     let mut report = Report::new(&vocabulary, &plan, io::stdout(), &mut progress);
     let mut told = Ok(());
-    let steps = Steps::new(level, threads);
+    let mut steps = Steps::new(level, threads);
+    if let Some(path) = &options.capture {
+        steps.capture(Capture::create(path, &sizes)?);
+    }
     let outcome = serve::run(&model, &plan, options, steps, vocabulary.end(), &mut |event| {
         if told.is_ok() {
             told = report.event(event);

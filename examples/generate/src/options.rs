@@ -23,6 +23,8 @@ Generates text from a Llama GGUF, all keys and values in a SharedPagedKv, all at
   --no-share         every request prefills its whole prompt itself
   --temperature T    0 takes the likeliest token                            [0]
   --seed N           of the first request; the next ones count up           [0]
+  --capture FILE     write the queries, keys and values of the only request
+                     to a file, for examples/accuracy
   --check            recount every block after every step
   --kv-type NAME     keys and values as f32, f16, bf16, int8 or int4      [f32]
   --threads N        threads, for products and for attention     [all there are]
@@ -68,6 +70,8 @@ pub struct Options {
     pub level: Option<String>,
     /// Whether every block is recounted after every step.
     pub check: bool,
+    /// Where the queries, keys and values of the only request are written.
+    pub capture: Option<PathBuf>,
     /// No progress.
     pub quiet: bool,
 }
@@ -131,6 +135,7 @@ impl Options {
             threads: None,
             level: None,
             check: false,
+            capture: None,
             quiet: false,
         }
     }
@@ -179,6 +184,9 @@ pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Command, Error> {
         let most = format!("--requests times --fork must be at most {MOST_ANSWERS}");
         return Err(Error::Usage(most));
     }
+    if options.capture.is_some() && options.requests * options.fork > 1 {
+        return Err(Error::Usage("--capture takes one request alone".into()));
+    }
     Ok(Command::Run(options))
 }
 
@@ -211,6 +219,7 @@ fn set(
         }
         "--seed" => options.seed = number(name, &value()?)?,
         "--level" => options.level = Some(value()?),
+        "--capture" => options.capture = Some(PathBuf::from(value()?)),
         "--temperature" => {
             let text = value()?;
             options.temperature = number(name, &text)?;
@@ -280,6 +289,7 @@ mod tests {
             (&["--model", "m", "--prompt", "a", "--kv-type", "f8"], "f16, bf16, int8, int4 are"),
             (&["--model", "m", "--prompt", "a", "--fork", "0"], "--fork must be at least 1"),
             (&["--model", "m", "--prompt", "a", "--requests", "2", "--fork", "999999"], "--fork"),
+            (&["--model", "m", "--prompt", "a", "--capture", "c", "--fork", "2"], "one request"),
             (&["--model", "m", "--prompt", "a", "--fast"], "--fast"),
             (&["--model", "m", "--prompt", "a", "b"], "unknown option b"),
         ] {

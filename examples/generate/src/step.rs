@@ -24,6 +24,7 @@ use paged_kv::batch::{BatchLayer, BatchPlan, SequenceRows, ThreadPool, shared_pr
 use paged_kv::cache::PagedKvCache;
 use paged_kv::{Element, Level};
 
+use crate::capture::Capture;
 use crate::error::Error;
 use crate::memory::PagedMemory;
 use crate::model::{CHUNK, Feed, Logits, Memory, Model, Rows};
@@ -72,6 +73,7 @@ pub struct Steps {
     level: Level,
     threads: ThreadPool,
     scratch: Vec<f32>,
+    capture: Option<Capture>,
     prompt: Spent,
     decode: Spent,
 }
@@ -84,7 +86,13 @@ impl Steps {
     /// If there are to be no threads, or the system has not so many.
     pub fn new(level: Level, threads: usize) -> Self {
         let (prompt, decode) = (Spent::default(), Spent::default());
-        Steps { level, threads: ThreadPool::new(threads), scratch: Vec::new(), prompt, decode }
+        let threads = ThreadPool::new(threads);
+        Steps { level, threads, scratch: Vec::new(), capture: None, prompt, decode }
+    }
+
+    /// Takes down what attention is given from here on, in steps of one request.
+    pub fn capture(&mut self, capture: Capture) {
+        self.capture = Some(capture);
     }
 
     /// The time spent on steps of a kind.
@@ -111,6 +119,9 @@ impl Steps {
         let started = Instant::now();
         if members.iter().any(|member| member.tokens.is_empty()) {
             return Err(Error::Prompt("there is no token to feed".into()));
+        }
+        if self.capture.is_some() && members.len() > 1 {
+            return Err(Error::Usage("a capture is of one request".into()));
         }
         let pieces: Vec<_> = members.iter().map(|member| member.feeds().count()).collect();
         let rows: usize = members.iter().map(|member| member.tokens.len()).sum();
@@ -195,6 +206,8 @@ struct Batch<'b, 'm, 'p, E: Element> {
     options: AttentionOptions<'static>,
     threads: &'b ThreadPool,
     scratch: &'b mut [f32],
+    /// With the first position of the step.
+    capture: Option<(&'b mut Capture, usize)>,
     attention: Duration,
 }
 
@@ -205,6 +218,7 @@ impl<'b, 'm, 'p, E: Element> Batch<'b, 'm, 'p, E> {
         for Member { memory, tokens, .. } in members.iter_mut() {
             memory.reserve(tokens.len()).map_err(Error::kv)?;
         }
+        let first = members.first().expect("a step has members").memory.len();
         let sequences: Vec<_> = members
             .iter()
             .map(|Member { memory, tokens, .. }| {
@@ -225,6 +239,7 @@ impl<'b, 'm, 'p, E: Element> Batch<'b, 'm, 'p, E> {
             options: AttentionOptions::new().level(steps.level),
             threads: &steps.threads,
             scratch: &mut steps.scratch,
+            capture: steps.capture.as_mut().map(|capture| (capture, first)),
             attention: started.elapsed(),
         })
     }
@@ -234,6 +249,9 @@ impl<E: Element> Memory for Batch<'_, '_, '_, E> {
     /// A layer's write guard is held for the appends alone; attention then reads. Nothing can break
     /// in between: the blocks that a request writes are its own.
     fn attend(&mut self, layer: usize, rows: Rows<'_>, out: &mut [f32]) -> Result<(), Error> {
+        if let Some((capture, first)) = &mut self.capture {
+            capture.record(layer, *first, rows)?;
+        }
         let started = Instant::now();
         let kv = self.plan.shape().kv();
         let (k_row, v_row) = (kv.k_row_len(), kv.v_row_len());
