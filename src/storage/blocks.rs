@@ -95,6 +95,8 @@ pub(crate) struct Blocks {
     head: AtomicU32,
     fresh: AtomicU32,
     free: AtomicU32,
+    #[cfg(feature = "internal")]
+    refusal: refusal::Refusal,
 }
 
 impl Blocks {
@@ -113,6 +115,8 @@ impl Blocks {
             head: AtomicU32::new(NIL),
             fresh: AtomicU32::new(0),
             free: AtomicU32::new(total as u32),
+            #[cfg(feature = "internal")]
+            refusal: refusal::Refusal::default(),
         })
     }
 
@@ -123,6 +127,14 @@ impl Blocks {
 
     /// Blocks that nobody holds. Others may give more back at any time; only the taker takes.
     pub(crate) fn free(&self) -> usize {
+        #[cfg(feature = "internal")]
+        if self.refusal.is_due() {
+            return 0;
+        }
+        self.counted_free()
+    }
+
+    fn counted_free(&self) -> usize {
         self.free.load(Ordering::Acquire) as usize
     }
 
@@ -275,7 +287,7 @@ impl Blocks {
             id = self.next[id as usize].load(Ordering::Relaxed);
         }
         let held = self.census().held;
-        let free = self.free();
+        let free = self.counted_free();
         if id != NIL || length != free || free + held != self.total() {
             tell(Miscount::FreeList { free, found: length });
         }
@@ -307,6 +319,34 @@ impl Blocks {
         self.words[block.index()].load(Ordering::Acquire) == 1
     }
 
+    /// Answers the `nth` question for free blocks from now on as if there were none.
+    #[cfg(feature = "internal")]
+    pub(crate) fn refuse(&self, nth: u32) {
+        self.refusal.set(nth);
+    }
+
+    /// Whether a refusal is still to come, which does not come any more.
+    #[cfg(feature = "internal")]
+    pub(crate) fn cancel_refusal(&self) -> bool {
+        self.refusal.cancel()
+    }
+
+    /// The word of each block, and the free ones in the order in which they will be taken.
+    ///
+    /// Right only while nobody takes or gives back.
+    #[cfg(feature = "internal")]
+    pub(crate) fn state(&self) -> (alloc::vec::Vec<u32>, alloc::vec::Vec<u32>) {
+        let words = self.words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        let mut listed = alloc::vec::Vec::new();
+        let mut id = self.head.load(Ordering::Acquire);
+        while id != NIL {
+            listed.push(id);
+            id = self.next[id as usize].load(Ordering::Relaxed);
+        }
+        listed.extend(self.fresh.load(Ordering::Relaxed)..self.total() as u32);
+        (words, listed)
+    }
+
     /// How many hold the block: tables and at most one group.
     pub(crate) fn holders(&self, block: BlockId) -> u32 {
         self.words[block.index()].load(Ordering::Relaxed) & COUNT
@@ -315,7 +355,7 @@ impl Blocks {
 
 impl fmt::Debug for Blocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} free", self.free(), self.total())
+        write!(f, "{} of {} free", self.counted_free(), self.total())
     }
 }
 
@@ -359,6 +399,9 @@ fn zeroed(count: usize) -> Result<Box<[AtomicU32]>, ShapeError> {
     words.resize_with(count, || AtomicU32::new(0));
     Ok(words.into_boxed_slice())
 }
+
+#[cfg(feature = "internal")]
+mod refusal;
 
 #[cfg(all(test, loom))]
 mod loom_tests;

@@ -230,6 +230,21 @@ impl<E: Element> PagedKvStore<E> {
         }
     }
 
+    /// Answers the `nth` question for free blocks from now on as if somebody had just taken all of
+    /// them, and tells the truth after that.
+    #[cfg(feature = "internal")]
+    #[doc(hidden)]
+    pub fn refuse_room(&self, nth: u32) {
+        self.blocks.refuse(nth);
+    }
+
+    /// Whether the refusal is still to come. It does not come any more.
+    #[cfg(feature = "internal")]
+    #[doc(hidden)]
+    pub fn cancel_refusal(&self) -> bool {
+        self.blocks.cancel_refusal()
+    }
+
     /// How many hold this block: tables, and at most one group.
     #[cfg(feature = "internal")]
     #[doc(hidden)]
@@ -457,7 +472,7 @@ impl<E: Element> PagedKvStore<E> {
     }
 
     /// The words of a block.
-    pub(super) fn words(&self, block: BlockId) -> &[u64] {
+    pub(crate) fn words(&self, block: BlockId) -> &[u64] {
         &self.memory.words()[self.range(block)]
     }
 
