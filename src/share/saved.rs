@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 use core::ops::Deref;
 
-use super::sequence::{PagedSequence, give_spares_back};
+use super::sequence::PagedSequence;
 use super::shared::SharedPagedKv;
 use super::spec::LayerElement;
 use crate::error::PagedKvError;
@@ -161,7 +161,7 @@ where
             seat.blocks.check(place.lack.free())?;
         }
         let shared: &SharedPagedKv<E> = &self.shared;
-        give_spares_back(shared, &mut self.places);
+        shared.give_spares_back(&mut self.places);
         for place in &mut self.places {
             place.cache.prepare(place.lack);
         }

@@ -180,7 +180,7 @@ where
         if !lacking {
             return Ok(());
         }
-        give_spares_back(shared, &mut self.places);
+        shared.give_spares_back(&mut self.places);
         for place in &mut self.places {
             place.cache.prepare(place.lack);
         }
@@ -497,7 +497,7 @@ where
         // unrung.
         let shared: &SharedPagedKv<E> = &self.shared;
         self.len = len;
-        let mut gone = give_spares_back(shared, &mut self.places);
+        let mut gone = shared.give_spares_back(&mut self.places);
         for (seat, place) in shared.seats().zip(&mut self.places) {
             // A `P` that leads elsewhere than it did costs its owner the blocks, and nobody else.
             if place.cache.check_store(seat.store).is_err() {
@@ -518,24 +518,6 @@ where
             place.cache.bind(seat.store);
         }
     }
-}
-
-/// What a reservation that a panic ended may have left. Whether there was any.
-pub(super) fn give_spares_back<E: LayerElement>(
-    shared: &SharedPagedKv<E>,
-    places: &mut [Place],
-) -> bool {
-    let mut gone = false;
-    for (seat, place) in shared.seats().zip(places) {
-        if let Some(spare) = place.spare.take()
-            && place.cache.check_store(seat.store).is_ok()
-        {
-            let released = seat.blocks.drop_table(spare);
-            debug_assert!(released.is_ok(), "a spare block is held");
-            gone = true;
-        }
-    }
-    gone
 }
 
 /// The sequence in a layer that has a store of its own.

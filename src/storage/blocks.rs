@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! bit 31   GROUP          one of the counted holders is a page group
-//! bit 30   GROUP_SHARED   that group has more than one holder of its own
+//! bit 30   GROUP_SHARED   that group has had more than one holder of its own
 //! 0 ..= 29 count          tables that name the block, and at most one group
 //! ```
 //!
@@ -234,17 +234,17 @@ impl Blocks {
         Ok(Released::Freed)
     }
 
-    /// Notes whether the block's group has more than one holder.
+    /// Notes that the block's group has more than one holder, for as long as there is the group: of
+    /// the one that is left in the end nobody knows whether it is the one that wrote the rows.
     ///
-    /// Called with the group table locked, so that two calls for one group keep their order.
+    /// Called with the group table locked, so that it does not come after the last release.
     #[cfg_attr(
         not(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr")),
         allow(dead_code, reason = "only the shared layer has groups")
     )]
-    pub(crate) fn mark_group_shared(&self, block: BlockId, shared: bool) {
+    pub(crate) fn mark_group_shared(&self, block: BlockId) {
         let marked = update(&self.words[block.index()], Ordering::AcqRel, |word| {
-            let flag = if shared { GROUP_SHARED } else { 0 };
-            (word & GROUP != 0).then_some((word & !GROUP_SHARED) | flag)
+            (word & GROUP != 0).then_some(word | GROUP_SHARED)
         });
         debug_assert!(marked.is_ok(), "a living group holds its blocks");
     }
@@ -461,12 +461,13 @@ mod tests {
         let grouped = blocks.take_for_group().unwrap();
         blocks.add_table(grouped).unwrap();
         assert!(blocks.sole_table(grouped));
-        blocks.mark_group_shared(grouped, true);
-        assert!(!blocks.sole_table(grouped), "another holder of the group may attend over it");
-        blocks.mark_group_shared(grouped, false);
-        assert!(blocks.sole_table(grouped));
         blocks.add_table(grouped).unwrap();
         assert!(!blocks.sole_table(grouped));
+        blocks.drop_table(grouped).unwrap();
+        blocks.mark_group_shared(grouped);
+        assert!(!blocks.sole_table(grouped), "another holder of the group may attend over it");
+        assert_eq!(blocks.drop_group(grouped), Ok(Released::Held));
+        assert!(blocks.sole_table(grouped));
     }
 
     #[test]
