@@ -42,7 +42,8 @@ use crate::storage::sequence::window::KvWindow;
 /// Each layer's table counts the blocks it holds. It is only changed through this type, and only
 /// with its own layer's store, so that the tables of two layers cannot change places. Dropping the
 /// sequence gives everything back, while unwinding and under anybody's guard too: that takes no
-/// lock. [`fork`](Self::fork) counts and copies nothing.
+/// lock. (Where following `P` panics in the drop itself there is no way to the layers, and the blocks
+/// stay held.) [`fork`](Self::fork) counts and copies nothing.
 ///
 /// Nobody writes what somebody else sees: the first [`reserve`](Self::reserve) after a fork copies
 /// the block that is being filled, in every layer, unless the others have gone. Full blocks are
@@ -119,7 +120,7 @@ where
     /// Each block gets one more holder, and stays past the group's last release. Blocks that come
     /// with rows are not written as long as anybody else holds them; where the prefix ends inside
     /// of a block, the first [`reserve`](Self::reserve) copies it. Groups past `len` are room to
-    /// grow into, and are written in place while they have no other holder. In a layer with a window
+    /// grow into, and are written in place as long as they never had another holder. In a layer with a window
     /// the blocks that it has passed at `len` are not held.
     ///
     /// `len` is taken on trust: more positions than were written is whatever rows lie there.
