@@ -86,6 +86,17 @@ fn operations<E: Element>() -> Vec<Operation<E>> {
             })
         },
         Operation {
+            // Half of what is cached is in use, and stays.
+            prepare: |world| {
+                let lease = world.prefixes.lookup(SALT, &[&tokens(200)[..], &[0]].concat());
+                world.groups.extend(lease.into_groups());
+            },
+            evicts: true,
+            ..operation("room from the rest of the prefix cache", |world| {
+                world.prefixes.reserve(&mut world.requests[0], 3 * SIZE).had_room()
+            })
+        },
+        Operation {
             evicts: true,
             ..operation("a prompt that is cached", |world| {
                 let Ok(groups) = world.prefixes.acquire_groups(6) else { return false };
