@@ -3,7 +3,6 @@
 //! no lock is left unusable.
 
 use core::ops::Deref;
-use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -92,10 +91,11 @@ fn requests(way: &Way) -> Vec<Request> {
 #[test]
 fn the_way_to_the_layers_may_panic() {
     type Operation = (&'static str, usize, fn(&mut World<f32>, &Way, &mut Vec<Request>));
-    let operations: [Operation; 14] = [
+    let operations: &[Operation] = &[
         ("reserve", 1, |_, _, requests| requests[0].reserve(2 * SIZE).unwrap()),
+        #[cfg(feature = "std")]
         ("reserve_within", 4, |_, _, requests| {
-            let most = Duration::from_millis(2);
+            let most = core::time::Duration::from_millis(2);
             assert!(requests[0].reserve_within(39 * SIZE, most).is_err());
             let held = requests[2].shared().free_blocks(0) * SIZE;
             requests[2].reserve(held).unwrap();
@@ -126,7 +126,7 @@ fn the_way_to_the_layers_may_panic() {
             let _ = (requests[0].stats(), requests[0].holders().count(), requests[0].cache(1));
         }),
     ];
-    for (name, least, run) in operations {
+    for &(name, least, run) in operations {
         at_every_call(name, least, |fuse, nth| {
             let mut world = World::<f32>::with(40);
             let way = Way { pool: Pool::clone(&world.pool), fuse: fuse.clone() };
