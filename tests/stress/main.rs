@@ -17,6 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use paged_kv::batch::ThreadPool;
 use paged_kv::cache::{Holder, PageGroup, SharedPagedKv};
 use paged_kv::prefix::{HashKey, PrefixCache, PrefixEvent};
 
@@ -66,12 +67,14 @@ fn requests_on_many_threads_say_what_they_say_alone() {
         pool.check_invariants(tables.chain(groups)).unwrap();
     };
     let quiet = Quiet::new(THREADS, Duration::from_millis(100), &check);
+    let workers = ThreadPool::new(3);
     let end = Instant::now() + Duration::from_secs(seconds);
     let counts = std::thread::scope(|scope| {
         let work = |thread: usize| {
-            let (pool, prefixes, quiet) = (&pool, &prefixes, &quiet);
+            let (pool, prefixes, quiet, workers) = (&pool, &prefixes, &quiet, &workers);
             move || {
-                let mut worker = Worker::new(pool, prefixes, quiet, seed * 1000 + thread as u64);
+                let mut worker =
+                    Worker::new(pool, prefixes, quiet, workers, seed * 1000 + thread as u64);
                 while Instant::now() < end {
                     match catch_unwind(AssertUnwindSafe(|| worker.request())) {
                         Ok(()) => worker.counts.requests += 1,

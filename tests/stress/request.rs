@@ -4,6 +4,7 @@ use core::time::Duration;
 use std::panic::resume_unwind;
 
 use paged_kv::PagedKvError;
+use paged_kv::batch::ThreadPool;
 use paged_kv::cache::{Holder, PageGroup, PagedSequence, SharedPagedKv};
 use paged_kv::internal::numbers::Numbers;
 use paged_kv::prefix::{Lease, Priority};
@@ -12,7 +13,8 @@ use paged_kv::wire::{Label, Saved, Source, WireError};
 use super::Prefixes;
 use super::quiet::{Holdings, Quiet};
 use super::text::{
-    Alone, BLOCKS, LAYERS, LONGEST, SIZE, Sequence, Text, answer, layers, write_all,
+    Alone, BLOCKS, LAYERS, LONGEST, SIZE, Sequence, Text, WINDOWED, answer, answers, layers,
+    write_all,
 };
 
 const SALT: &[u8] = b"stress";
@@ -29,6 +31,7 @@ pub(crate) struct Counts {
     pub(crate) requests: u64,
     pub(crate) panics: u64,
     pub(crate) compared: u64,
+    by_plan: u64,
     gave_way: u64,
     forks: u64,
     drafts: u64,
@@ -37,10 +40,11 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    fn all(&mut self) -> [(&'static str, &mut u64); 8] {
-        let Counts { requests, panics, compared, gave_way, forks, drafts, rollbacks, restored } =
-            self;
+    fn all(&mut self) -> [(&'static str, &mut u64); 9] {
+        let Counts { requests, panics, compared, by_plan, gave_way, .. } = self;
+        let Counts { forks, drafts, rollbacks, restored, .. } = self;
         [
+            ("comparison by a plan", by_plan),
             ("request", requests),
             ("panic", panics),
             ("comparison", compared),
@@ -107,6 +111,7 @@ pub(crate) struct Worker<'a, 'p> {
     pool: &'a SharedPagedKv,
     prefixes: &'p Prefixes<'a>,
     quiet: &'p Quiet<'p>,
+    threads: &'p ThreadPool,
     chance: Numbers,
     /// Where requests are alone.
     own: &'static SharedPagedKv,
@@ -118,11 +123,12 @@ impl<'a, 'p> Worker<'a, 'p> {
         pool: &'a SharedPagedKv,
         prefixes: &'p Prefixes<'a>,
         quiet: &'p Quiet<'p>,
+        threads: &'p ThreadPool,
         seed: u64,
     ) -> Self {
         let own = Box::leak(Box::new(layers(BLOCKS, false)));
         let chance = Numbers::new(seed);
-        Worker { pool, prefixes, quiet, chance, own, counts: Counts::default() }
+        Worker { pool, prefixes, quiet, threads, chance, own, counts: Counts::default() }
     }
 
     /// From the prompt to the last token, or to a panic.
@@ -225,6 +231,7 @@ impl<'a, 'p> Worker<'a, 'p> {
                 }
             }
             self.compare(&live.sequence, &live.text, alone);
+            self.compare_both(live, alone);
             self.quiet.point(|| live.holdings());
         }
         Ok(())
@@ -306,6 +313,22 @@ impl<'a, 'p> Worker<'a, 'p> {
             assert_eq!(answer(sequence, text, layer, 1), alone.answer(text, layer, 1));
             self.counts.compared += 1;
         }
+    }
+
+    /// Many rows of both by a plan, where there is a twin: enough for several threads.
+    fn compare_both(&mut self, live: &Live<'a>, alone: &mut Alone<'_>) {
+        let Some((text, twin)) = &live.twin else { return };
+        if !self.one_in(8) {
+            return;
+        }
+        // The layers that keep everything.
+        let layer = self.chance.pick(&[WINDOWED - 1, WINDOWED + 1]);
+        let n = live.text.len().min(text.len());
+        let requests = [(&live.text, &live.sequence), (text, twin)];
+        let both = answers(&requests, layer, n, self.threads);
+        let each = requests.map(|(text, _)| alone.answer(text, layer, n));
+        assert_eq!(both, each.concat(), "layer {layer}, by a plan");
+        self.counts.by_plan += 2;
     }
 
     /// Full blocks of the prompt, where their rows are in groups.

@@ -5,6 +5,7 @@ use core::ops::Range;
 use paged_kv::attention::{
     AttentionOptions, attention_scratch_len, causal_gqa_attention_paged_into,
 };
+use paged_kv::batch::{BatchLayer, BatchPlan, SequenceRows, ThreadPool};
 use paged_kv::cache::{KvWindow, LayerSpec, PagedSequence, SharedPagedKv};
 use paged_kv::internal::numbers::Numbers;
 use paged_kv::{GqaShape, KvShape};
@@ -18,7 +19,7 @@ const KV_HEADS: usize = 2;
 const HEADS: usize = 4;
 const WIDTH: usize = 16;
 /// The layer that looks at a part of the past alone.
-const WINDOWED: usize = 1;
+pub(crate) const WINDOWED: usize = 1;
 const WINDOW: KvWindow = KvWindow::last(40).and_first(3);
 
 pub(crate) type Sequence<'a> = PagedSequence<&'a SharedPagedKv>;
@@ -81,17 +82,51 @@ pub(crate) fn answer(sequence: &Sequence<'_>, text: &Text, layer: usize, n: usiz
     let gqa = GqaShape::new(shape(), HEADS).unwrap();
     let q = text.query(layer, text.len() - n..text.len());
     let (mut out, mut scratch) = (vec![0.0; q.len()], vec![0.0; attention_scratch_len(&gqa, n)]);
-    let options = match layer {
-        WINDOWED => AttentionOptions::new().window(WINDOW.window()).keep_first(WINDOW.first()),
-        _ => AttentionOptions::new(),
-    };
     let (cache, store) = (sequence.cache(layer), sequence.shared().read(layer));
     assert_eq!(cache.seq_len(), text.len());
-    let done =
-        causal_gqa_attention_paged_into(&q, &store, cache, HEADS, &options, &mut out, &mut scratch);
+    let done = causal_gqa_attention_paged_into(
+        &q,
+        &store,
+        cache,
+        HEADS,
+        &options(layer),
+        &mut out,
+        &mut scratch,
+    );
     drop(store);
     done.unwrap();
     out.into_iter().map(f32::to_bits).collect()
+}
+
+/// The same of the last `n` positions of each of several sequences at once, by a plan on these threads,
+/// in a layer that has all of them.
+pub(crate) fn answers(
+    requests: &[(&Text, &Sequence<'_>)],
+    layer: usize,
+    n: usize,
+    threads: &ThreadPool,
+) -> Vec<u32> {
+    let gqa = GqaShape::new(shape(), HEADS).unwrap();
+    let rows = |(text, _): &(&Text, &Sequence<'_>)| SequenceRows { len: text.len(), rows: n };
+    let plan = BatchPlan::new(gqa, &requests.iter().map(rows).collect::<Vec<_>>()).unwrap();
+    let query = |(text, _): &(&Text, &Sequence<'_>)| text.query(layer, text.len() - n..text.len());
+    let q: Vec<f32> = requests.iter().flat_map(query).collect();
+    let (mut out, mut scratch) = (vec![0.0; plan.out_len()], vec![0.0; plan.scratch_len()]);
+    let caches: Vec<_> = requests.iter().map(|(_, sequence)| sequence.cache(layer)).collect();
+    let store = requests[0].1.shared().read(layer);
+    let of_layer = BatchLayer { store: &store, sequences: &caches, q: &q };
+    // Where somebody else is using these threads, this one does all itself.
+    let done = plan.attend(&of_layer, &options(layer), &mut out, &mut scratch, threads);
+    drop(store);
+    done.unwrap();
+    out.into_iter().map(f32::to_bits).collect()
+}
+
+fn options(layer: usize) -> AttentionOptions<'static> {
+    match layer {
+        WINDOWED => AttentionOptions::new().window(WINDOW.window()).keep_first(WINDOW.first()),
+        _ => AttentionOptions::new(),
+    }
 }
 
 /// Writes what is missing of the text, in every layer.
