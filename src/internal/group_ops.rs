@@ -66,6 +66,8 @@ impl Op {
 struct Living {
     handle: PageGroup,
     refs: u32,
+    /// Whether it ever had more than one holder.
+    shared: bool,
     blocks: Vec<BlockId>,
 }
 
@@ -144,6 +146,7 @@ impl<E: Element> Model<E> {
                 if let Some(index) = self.pick(group) {
                     self.shared.retain_group(self.living[index].handle);
                     self.living[index].refs += 1;
+                    self.living[index].shared = true;
                 }
             }
             Op::Release { group } => {
@@ -230,7 +233,7 @@ impl<E: Element> Model<E> {
             for (layer, block) in blocks.iter().enumerate() {
                 assert_eq!(self.shared.group_block(handle, layer), Some(*block));
             }
-            self.living.push(Living { handle, refs: 1, blocks });
+            self.living.push(Living { handle, refs: 1, shared: false, blocks });
         }
     }
 
@@ -273,7 +276,7 @@ impl<E: Element> Model<E> {
         });
         let group = self.living.iter().find(|group| group.blocks[layer] == *block);
         let prefix = self.sequences[seq].filled;
-        usize::from(others || group.is_some_and(|group| group.refs > 1 || prefix))
+        usize::from(others || group.is_some_and(|group| group.shared || prefix))
     }
 
     fn push(&mut self, seq: usize) {

@@ -20,5 +20,6 @@ pub mod real;
 pub mod request_ops;
 pub mod saved_bytes;
 pub mod sequence_ops;
+pub mod snapshot;
 pub mod types;
 pub mod workloads;

@@ -35,12 +35,7 @@ struct Slot {
 /// What a release came to.
 pub(crate) enum Release<'a> {
     /// Others hold the group.
-    Held {
-        /// Whether one holder is left.
-        sole: bool,
-        /// The group's blocks, by layer.
-        blocks: &'a [BlockId],
-    },
+    Held,
     /// That was the last holder; these are to be given back.
     Last(&'a [BlockId]),
 }
@@ -103,7 +98,7 @@ impl Groups {
         slot.refs -= 1;
         let refs = slot.refs;
         if refs > 0 {
-            return Ok(Release::Held { sole: refs == 1, blocks: self.blocks_of(index) });
+            return Ok(Release::Held);
         }
         // A slot whose generations are used up is retired: were it to start over, the oldest
         // handles of all would name its new groups.

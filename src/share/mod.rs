@@ -48,7 +48,8 @@
 //!
 //! What they cannot show: that the rows are touched under the lock alone (the compiler does), poison
 //! ([`lock`] says how it is modelled), the spinning locks, and an order that needs more interruptions
-//! than the bound allows.
+//! than the bound allows. ThreadSanitizer looks for the first (`.ci/tsan`); for the rest `tests/stress`
+//! lets eight threads do all of it at once, for as long as one likes, and compares every answer.
 //!
 //! # The files
 //!

@@ -118,6 +118,21 @@ impl<E: LayerElement> SharedPagedKv<E> {
         }
     }
 
+    /// Gives back what a reservation that a panic ended may have left. Whether there was any.
+    pub(super) fn give_spares_back(&self, places: &mut [Place]) -> bool {
+        let mut gone = false;
+        for (seat, place) in self.seats().zip(places) {
+            if let Some(spare) = place.spare.take()
+                && place.cache.check_store(seat.store).is_ok()
+            {
+                let released = seat.blocks.drop_table(spare);
+                debug_assert!(released.is_ok(), "a spare block is held");
+                gone = true;
+            }
+        }
+        gone
+    }
+
     /// Makes these tables, all of them empty, hold the blocks of the groups, or none of them.
     pub(super) fn begin_with(
         &self,

@@ -100,7 +100,7 @@ where
     /// [`WireError::Layers`], [`WireError::Owner`], [`WireError::Element`], [`WireError::Dims`],
     /// [`WireError::PositionFreed`] where it does not fit these layers;
     /// [`WireError::Truncated`], [`WireError::Checksum`] and [`WireError::Stream`] from its pages. The
-    /// sequence is empty then, and every block that was taken is given back.
+    /// sequence is empty then, and every block that was taken is given back, also where the source panics.
     ///
     /// # Panics
     ///
@@ -119,16 +119,11 @@ where
     pub fn restore<S: Source>(&mut self, mut saved: Saved<S>) -> Result<(), WireError<S::Error>> {
         let holes = self.fit(&saved)?;
         self.take_all(saved.len(), &holes)?;
-        match self.read_pages(&mut saved, &holes) {
-            Ok(()) => {
-                self.fill(saved.len(), &holes);
-                Ok(())
-            }
-            Err(error) => {
-                self.release();
-                Err(error)
-            }
-        }
+        let mut room = Room { sequence: self, filled: false };
+        room.sequence.read_pages(&mut saved, &holes)?;
+        room.sequence.fill(saved.len(), &holes);
+        room.filled = true;
+        Ok(())
     }
 
     /// What the sequence will be without in each store, where all else is the same.
@@ -165,11 +160,12 @@ where
             // Before the tables grow: `len` may be anybody's claim.
             seat.blocks.check(place.lack.free())?;
         }
-        self.give_spares_back();
+        let shared: &SharedPagedKv<E> = &self.shared;
+        shared.give_spares_back(&mut self.places);
         for place in &mut self.places {
             place.cache.prepare(place.lack);
         }
-        self.shared.take_room(&mut self.places)
+        shared.take_room(&mut self.places)
     }
 
     /// The room that was taken holds the first `len` positions from now on.
@@ -194,5 +190,28 @@ where
             }
         }
         Ok(())
+    }
+}
+
+/// Blocks of a sequence that wait for their rows. They go back where those do not come: the source
+/// is the caller's, and may fail or panic.
+struct Room<'a, P, E>
+where
+    P: Deref<Target = SharedPagedKv<E>>,
+    E: LayerElement,
+{
+    sequence: &'a mut PagedSequence<P, E>,
+    filled: bool,
+}
+
+impl<P, E> Drop for Room<'_, P, E>
+where
+    P: Deref<Target = SharedPagedKv<E>>,
+    E: LayerElement,
+{
+    fn drop(&mut self) {
+        if !self.filled {
+            self.sequence.release();
+        }
     }
 }

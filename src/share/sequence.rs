@@ -42,7 +42,8 @@ use crate::storage::sequence::window::KvWindow;
 /// Each layer's table counts the blocks it holds. It is only changed through this type, and only
 /// with its own layer's store, so that the tables of two layers cannot change places. Dropping the
 /// sequence gives everything back, while unwinding and under anybody's guard too: that takes no
-/// lock. [`fork`](Self::fork) counts and copies nothing.
+/// lock. (Where following `P` panics in the drop itself there is no way to the layers, and the blocks
+/// stay held.) [`fork`](Self::fork) counts and copies nothing.
 ///
 /// Nobody writes what somebody else sees: the first [`reserve`](Self::reserve) after a fork copies
 /// the block that is being filled, in every layer, unless the others have gone. Full blocks are
@@ -119,7 +120,7 @@ where
     /// Each block gets one more holder, and stays past the group's last release. Blocks that come
     /// with rows are not written as long as anybody else holds them; where the prefix ends inside
     /// of a block, the first [`reserve`](Self::reserve) copies it. Groups past `len` are room to
-    /// grow into, and are written in place while they have no other holder. In a layer with a window
+    /// grow into, and are written in place as long as they never had another holder. In a layer with a window
     /// the blocks that it has passed at `len` are not held.
     ///
     /// `len` is taken on trust: more positions than were written is whatever rows lie there.
@@ -171,7 +172,8 @@ where
     pub fn reserve(&mut self, n: usize) -> Result<(), PagedKvError> {
         let end = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
         let mut lacking = false;
-        for (seat, place) in self.shared.seats().zip(&mut self.places) {
+        let shared: &SharedPagedKv<E> = &self.shared;
+        for (seat, place) in shared.seats().zip(&mut self.places) {
             place.cache.check_store(seat.store)?;
             place.lack = place.cache.lack(&seat.blocks, seat.shape, self.len, end);
             lacking |= place.lack.blocks() > 0;
@@ -179,12 +181,12 @@ where
         if !lacking {
             return Ok(());
         }
-        self.give_spares_back();
+        shared.give_spares_back(&mut self.places);
         for place in &mut self.places {
             place.cache.prepare(place.lack);
         }
-        self.shared.take_room(&mut self.places)?;
-        self.shared.move_tails(&mut self.places);
+        shared.take_room(&mut self.places)?;
+        shared.move_tails(&mut self.places);
         Ok(())
     }
 
@@ -256,10 +258,11 @@ where
         v: &[f32],
         n: usize,
     ) -> Result<(), PagedKvError> {
-        let place = owned(&self.shared, &mut self.places, layer)?;
-        let seat = &self.shared.layer(layer).seat;
+        let shared: &SharedPagedKv<E> = &self.shared;
+        let place = owned(shared, &mut self.places, layer)?;
+        let seat = &shared.layer(layer).seat;
         check_rows(seat.shape, place, seat.store, n, k, v)?;
-        self.shared.write(layer).append(&mut place.cache, k, v, n)
+        shared.write(layer).append(&mut place.cache, k, v, n)
     }
 
     /// As [`append`](Self::append), under a write guard that the caller holds: for a batch whose
@@ -281,8 +284,9 @@ where
         v: &[f32],
         n: usize,
     ) -> Result<(), PagedKvError> {
-        let place = owned(&self.shared, &mut self.places, layer)?;
-        check_rows(self.shared.layer(layer).seat.shape, place, store.id(), n, k, v)?;
+        let shared: &SharedPagedKv<E> = &self.shared;
+        let place = owned(shared, &mut self.places, layer)?;
+        check_rows(shared.layer(layer).seat.shape, place, store.id(), n, k, v)?;
         store.append(&mut place.cache, k, v, n)
     }
 
@@ -341,7 +345,8 @@ where
         let drafts = path.last().map_or(Some(0), |last| last.checked_add(1));
         let need = drafts.and_then(|drafts| self.len.checked_add(drafts));
         let need = need.ok_or(PagedKvError::TooLong)?;
-        for (seat, place) in self.shared.seats().zip(&self.places) {
+        let shared: &SharedPagedKv<E> = &self.shared;
+        for (seat, place) in shared.seats().zip(&self.places) {
             place.cache.check_store(seat.store)?;
             let have = place.cache.seq_len();
             if have < need {
@@ -354,8 +359,8 @@ where
             }
         }
         if path.iter().enumerate().any(|(to, &row)| row != to) {
-            for (seat, place) in self.shared.seats().zip(&mut self.places) {
-                self.shared.write(seat.layer).keep_path(&mut place.cache, self.len, path);
+            for (seat, place) in shared.seats().zip(&mut self.places) {
+                shared.write(seat.layer).keep_path(&mut place.cache, self.len, path);
             }
         }
         self.commit(path.len())
@@ -401,7 +406,6 @@ where
     /// One atomic step for each block. Waits for nothing, and is legal under any guard and while
     /// unwinding. Keeps the tables' memory.
     pub fn release(&mut self) {
-        self.give_spares_back();
         self.cut_to(0);
     }
 
@@ -490,9 +494,12 @@ where
     }
 
     fn cut_to(&mut self, len: usize) {
+        // Followed once, and first: where `P` panics, nothing has gone yet and nobody's bell is left
+        // unrung.
+        let shared: &SharedPagedKv<E> = &self.shared;
         self.len = len;
-        let mut gone = false;
-        for (seat, place) in self.shared.seats().zip(&mut self.places) {
+        let mut gone = shared.give_spares_back(&mut self.places);
+        for (seat, place) in shared.seats().zip(&mut self.places) {
             // A `P` that leads elsewhere than it did costs its owner the blocks, and nobody else.
             if place.cache.check_store(seat.store).is_err() {
                 continue;
@@ -502,19 +509,7 @@ where
             gone |= place.cache.block_table().len() < had;
         }
         if gone {
-            self.shared.bell.ring();
-        }
-    }
-
-    /// A reservation that a panic ended may have left some.
-    pub(super) fn give_spares_back(&mut self) {
-        for (seat, place) in self.shared.seats().zip(&mut self.places) {
-            if let Some(spare) = place.spare.take()
-                && place.cache.check_store(seat.store).is_ok()
-            {
-                let released = seat.blocks.drop_table(spare);
-                debug_assert!(released.is_ok(), "a spare block is held");
-            }
+            shared.bell.ring();
         }
     }
 

@@ -346,7 +346,8 @@ impl<E: LayerElement> SharedPagedKv<E> {
     /// prefix and [adopting it](crate::cache::PagedSequence::adopt_groups). Without it, the first holder to finish frees pages the second is
     /// about to attend over, which shows up as another conversation's tokens rather than as a
     /// crash. A sequence that has adopted the blocks holds them by itself, past the group's last
-    /// release. While a group has several holders, nobody writes into its blocks.
+    /// release. From then on nobody writes into the group's blocks, whoever lets go of it first: the one
+    /// who filled them may be gone, or be rolled back, while a prefix index keeps the rows.
     ///
     /// # Panics
     ///
@@ -367,7 +368,7 @@ impl<E: LayerElement> SharedPagedKv<E> {
     pub fn try_retain(&self, group: PageGroup) -> Result<(), GroupError> {
         let mut groups = self.groups.lock();
         if let Some(blocks) = groups.retain(group)? {
-            self.mark_shared(blocks, true);
+            self.mark_shared(blocks);
         }
         Ok(())
     }
@@ -398,12 +399,7 @@ impl<E: LayerElement> SharedPagedKv<E> {
     pub fn try_release(&self, group: PageGroup) -> Result<bool, GroupError> {
         let mut groups = self.groups.lock();
         match groups.release(group)? {
-            Release::Held { sole, blocks } => {
-                if sole {
-                    self.mark_shared(blocks, false);
-                }
-                Ok(false)
-            }
+            Release::Held => Ok(false),
             Release::Last(blocks) => {
                 for (layer, &block) in self.layers.iter().zip(blocks) {
                     let dropped = layer.seat.blocks.drop_group(block);
@@ -483,9 +479,9 @@ impl<E: LayerElement> SharedPagedKv<E> {
         seats().map(|layer| layer.seat.gate.lock()).collect()
     }
 
-    fn mark_shared(&self, blocks: &[BlockId], shared: bool) {
+    fn mark_shared(&self, blocks: &[BlockId]) {
         for (layer, &block) in self.layers.iter().zip(blocks) {
-            layer.seat.blocks.mark_group_shared(block, shared);
+            layer.seat.blocks.mark_group_shared(block);
         }
     }
 

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! bit 31   GROUP          one of the counted holders is a page group
-//! bit 30   GROUP_SHARED   that group has more than one holder of its own
+//! bit 30   GROUP_SHARED   that group has had more than one holder of its own
 //! 0 ..= 29 count          tables that name the block, and at most one group
 //! ```
 //!
@@ -95,6 +95,8 @@ pub(crate) struct Blocks {
     head: AtomicU32,
     fresh: AtomicU32,
     free: AtomicU32,
+    #[cfg(feature = "internal")]
+    refusal: refusal::Refusal,
 }
 
 impl Blocks {
@@ -113,6 +115,8 @@ impl Blocks {
             head: AtomicU32::new(NIL),
             fresh: AtomicU32::new(0),
             free: AtomicU32::new(total as u32),
+            #[cfg(feature = "internal")]
+            refusal: refusal::Refusal::default(),
         })
     }
 
@@ -123,6 +127,14 @@ impl Blocks {
 
     /// Blocks that nobody holds. Others may give more back at any time; only the taker takes.
     pub(crate) fn free(&self) -> usize {
+        #[cfg(feature = "internal")]
+        if self.refusal.is_due() {
+            return 0;
+        }
+        self.counted_free()
+    }
+
+    fn counted_free(&self) -> usize {
         self.free.load(Ordering::Acquire) as usize
     }
 
@@ -222,17 +234,17 @@ impl Blocks {
         Ok(Released::Freed)
     }
 
-    /// Notes whether the block's group has more than one holder.
+    /// Notes that the block's group has more than one holder, for as long as there is the group: of
+    /// the one that is left in the end nobody knows whether it is the one that wrote the rows.
     ///
-    /// Called with the group table locked, so that two calls for one group keep their order.
+    /// Called with the group table locked, so that it does not come after the last release.
     #[cfg_attr(
         not(all(any(feature = "std", feature = "spin"), target_has_atomic = "ptr")),
         allow(dead_code, reason = "only the shared layer has groups")
     )]
-    pub(crate) fn mark_group_shared(&self, block: BlockId, shared: bool) {
+    pub(crate) fn mark_group_shared(&self, block: BlockId) {
         let marked = update(&self.words[block.index()], Ordering::AcqRel, |word| {
-            let flag = if shared { GROUP_SHARED } else { 0 };
-            (word & GROUP != 0).then_some((word & !GROUP_SHARED) | flag)
+            (word & GROUP != 0).then_some(word | GROUP_SHARED)
         });
         debug_assert!(marked.is_ok(), "a living group holds its blocks");
     }
@@ -275,7 +287,7 @@ impl Blocks {
             id = self.next[id as usize].load(Ordering::Relaxed);
         }
         let held = self.census().held;
-        let free = self.free();
+        let free = self.counted_free();
         if id != NIL || length != free || free + held != self.total() {
             tell(Miscount::FreeList { free, found: length });
         }
@@ -307,6 +319,34 @@ impl Blocks {
         self.words[block.index()].load(Ordering::Acquire) == 1
     }
 
+    /// Answers the `nth` question for free blocks from now on as if there were none.
+    #[cfg(feature = "internal")]
+    pub(crate) fn refuse(&self, nth: u32) {
+        self.refusal.set(nth);
+    }
+
+    /// Whether a refusal is still to come, which does not come any more.
+    #[cfg(feature = "internal")]
+    pub(crate) fn cancel_refusal(&self) -> bool {
+        self.refusal.cancel()
+    }
+
+    /// The word of each block, and the free ones in the order in which they will be taken.
+    ///
+    /// Right only while nobody takes or gives back.
+    #[cfg(feature = "internal")]
+    pub(crate) fn state(&self) -> (alloc::vec::Vec<u32>, alloc::vec::Vec<u32>) {
+        let words = self.words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        let mut listed = alloc::vec::Vec::new();
+        let mut id = self.head.load(Ordering::Acquire);
+        while id != NIL {
+            listed.push(id);
+            id = self.next[id as usize].load(Ordering::Relaxed);
+        }
+        listed.extend(self.fresh.load(Ordering::Relaxed)..self.total() as u32);
+        (words, listed)
+    }
+
     /// How many hold the block: tables and at most one group.
     pub(crate) fn holders(&self, block: BlockId) -> u32 {
         self.words[block.index()].load(Ordering::Relaxed) & COUNT
@@ -315,7 +355,7 @@ impl Blocks {
 
 impl fmt::Debug for Blocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} free", self.free(), self.total())
+        write!(f, "{} of {} free", self.counted_free(), self.total())
     }
 }
 
@@ -359,6 +399,9 @@ fn zeroed(count: usize) -> Result<Box<[AtomicU32]>, ShapeError> {
     words.resize_with(count, || AtomicU32::new(0));
     Ok(words.into_boxed_slice())
 }
+
+#[cfg(feature = "internal")]
+mod refusal;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -418,12 +461,13 @@ mod tests {
         let grouped = blocks.take_for_group().unwrap();
         blocks.add_table(grouped).unwrap();
         assert!(blocks.sole_table(grouped));
-        blocks.mark_group_shared(grouped, true);
-        assert!(!blocks.sole_table(grouped), "another holder of the group may attend over it");
-        blocks.mark_group_shared(grouped, false);
-        assert!(blocks.sole_table(grouped));
         blocks.add_table(grouped).unwrap();
         assert!(!blocks.sole_table(grouped));
+        blocks.drop_table(grouped).unwrap();
+        blocks.mark_group_shared(grouped);
+        assert!(!blocks.sole_table(grouped), "another holder of the group may attend over it");
+        assert_eq!(blocks.drop_group(grouped), Ok(Released::Held));
+        assert!(blocks.sole_table(grouped));
     }
 
     #[test]

@@ -13,6 +13,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::POISON;
 use super::memory::Memory;
 #[cfg(target_has_atomic = "ptr")]
 use super::pool::KvBlockPool;
@@ -148,7 +149,7 @@ impl<E: Element> KvCache<E> {
     /// Allocates nothing yet.
     pub fn with_shape(shape: KvShape) -> Self {
         let layout = Layout::new(shape);
-        KvCache { layout, pages: Vec::new(), len: 0, lease: None, poison: false }
+        KvCache { layout, pages: Vec::new(), len: 0, lease: None, poison: POISON }
     }
 
     /// As [`with_shape`](Self::with_shape), bounded by a pool.

@@ -44,3 +44,8 @@ pub(crate) mod report;
 pub(crate) mod rows;
 pub(crate) mod sequence;
 pub(crate) mod view;
+
+/// Whether all stores and caches are in poison mode from the beginning: in a build of the test kit with
+/// `PAGED_KV_POISON` in its environment, which `.ci/poison` makes.
+pub(crate) const POISON: bool =
+    cfg!(feature = "internal") && option_env!("PAGED_KV_POISON").is_some();

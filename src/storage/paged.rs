@@ -4,6 +4,7 @@
 use alloc::sync::Arc;
 use core::ops::Range;
 
+use super::POISON;
 use super::blocks::{Blocks, Released};
 use super::memory::{Memory, RefusedMemory, StoreMemory, bytes_for};
 use super::report::{Recount, StoreMap, StoreStats};
@@ -22,6 +23,11 @@ pub(crate) type Handle = Arc<Blocks>;
 /// Without compare-and-swap there is no `Arc` and no shared layer: the store owns its free list.
 #[cfg(not(target_has_atomic = "ptr"))]
 pub(crate) type Handle = alloc::boxed::Box<Blocks>;
+
+/// Lines of a store that poison fills when it is opened: 16 MiB. In a larger one, which costs nothing to
+/// open, blocks are filled when they are taken.
+#[cfg(feature = "internal")]
+const MOST_LINES: usize = 16 << 14;
 
 /// The physical block storage of one layer, which many sequences' block tables address into.
 ///
@@ -120,7 +126,14 @@ impl<E: Element> PagedKvStore<E> {
     pub fn with_shape(shape: KvShape, total_blocks: usize) -> Result<Self, ShapeError> {
         let lines = Self::lines(shape, total_blocks)?;
         let blocks = Handle::new(Blocks::new(total_blocks)?);
-        Ok(Self::assemble(shape, blocks, Memory::zeroed(lines)?))
+        let store = Self::assemble(shape, blocks, Memory::zeroed(lines)?);
+        #[cfg(feature = "internal")]
+        if POISON && lines <= MOST_LINES {
+            let mut store = store;
+            store.poison_free();
+            return Ok(store);
+        }
+        Ok(store)
     }
 
     /// A store of as many blocks as `memory` holds, or of as many as were asked for with
@@ -228,6 +241,21 @@ impl<E: Element> PagedKvStore<E> {
                 self.fill_poison(block);
             }
         }
+    }
+
+    /// Answers the `nth` question for free blocks from now on as if somebody had just taken all of
+    /// them, and tells the truth after that.
+    #[cfg(feature = "internal")]
+    #[doc(hidden)]
+    pub fn refuse_room(&self, nth: u32) {
+        self.blocks.refuse(nth);
+    }
+
+    /// Whether the refusal is still to come. It does not come any more.
+    #[cfg(feature = "internal")]
+    #[doc(hidden)]
+    pub fn cancel_refusal(&self) -> bool {
+        self.blocks.cancel_refusal()
     }
 
     /// How many hold this block: tables, and at most one group.
@@ -444,7 +472,7 @@ impl<E: Element> PagedKvStore<E> {
 
     fn assemble(shape: KvShape, blocks: Handle, memory: Memory) -> Self {
         let layout = Layout::new(shape);
-        PagedKvStore { id: StoreId::fresh(), layout, memory, blocks, poison: false }
+        PagedKvStore { id: StoreId::fresh(), layout, memory, blocks, poison: POISON }
     }
 
     fn fill_poison(&mut self, block: BlockId) {
@@ -457,7 +485,7 @@ impl<E: Element> PagedKvStore<E> {
     }
 
     /// The words of a block.
-    pub(super) fn words(&self, block: BlockId) -> &[u64] {
+    pub(crate) fn words(&self, block: BlockId) -> &[u64] {
         &self.memory.words()[self.range(block)]
     }
 

@@ -35,7 +35,7 @@ use window::{Hole, KvWindow};
 /// A write never changes what somebody else sees. A block is written in place only while no other
 /// table names it and no page group holds it, with one exception: a block that was adopted without
 /// rows, as room to grow into, is written while its group holds it too, as long as that group has
-/// one holder. The first write into any other block takes a new one and copies the old.
+/// never had another holder. The first write into any other block takes a new one and copies the old.
 ///
 /// **Dropping a `PagedKvCache` does not give its blocks back.** It has no way to reach the store,
 /// so they stay counted, and the store is smaller by that many blocks for ever. Call
@@ -535,7 +535,7 @@ impl PagedKvCache {
     /// Whether a write into the table's `index`-th block is seen by nobody else.
     ///
     /// No other table may name it. A group may hold it where the block came without rows, as room
-    /// to grow into: then it is this sequence's own group, as long as nobody else has retained it.
+    /// to grow into: then it is this sequence's own group, as long as nobody else has ever retained it.
     /// A block that came with rows is somebody's prefix, and stays as it is while a group holds it.
     fn may_write(&self, blocks: &Blocks, index: usize) -> bool {
         let block = self.table[index];

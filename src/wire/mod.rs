@@ -167,6 +167,7 @@ pub use io::Io;
 pub use stream::{Sink, Source};
 
 use crate::element::Element;
+use crate::id::StoreId;
 use crate::storage::page::Page;
 use crate::storage::paged::PagedKvStore;
 use crate::storage::sequence::PagedKvCache;
@@ -341,6 +342,23 @@ fn page_sum(seal: u32, layer: usize, index: usize, page: &[u8]) -> u32 {
     hasher.finalize()
 }
 
+/// Blocks of a sequence that are taken as its rows come. They go back where those end too early: the
+/// source is the caller's, and may fail or panic.
+struct Room<'a, E: Element> {
+    cache: &'a mut PagedKvCache,
+    store: &'a mut PagedKvStore<E>,
+    bound: Option<StoreId>,
+    filled: bool,
+}
+
+impl<E: Element> Drop for Room<'_, E> {
+    fn drop(&mut self) {
+        if !self.filled {
+            self.cache.forget(self.store, self.bound);
+        }
+    }
+}
+
 impl PagedKvCache {
     /// Writes the sequence to `sink`: its one layer, exactly as it is stored. The
     /// [module](crate::wire) draws the bytes.
@@ -388,7 +406,7 @@ impl PagedKvCache {
     /// free; [`WireError::Layers`], [`WireError::Element`], [`WireError::Dims`],
     /// [`WireError::PositionFreed`] where it does not fit this store or window;
     /// [`WireError::Truncated`], [`WireError::Checksum`] and [`WireError::Stream`] from its pages. The
-    /// sequence and the store hold what they held.
+    /// sequence and the store hold what they held, also where the source panics.
     ///
     /// # Cost
     ///
@@ -408,13 +426,11 @@ impl PagedKvCache {
         let hole = layer.fit(0, len, &store.page_kind(), self.window())?;
         let need = hole.entries(store.shape().blocks_for(len));
         store.check_free(need).map_err(|exhausted| WireError::Kv(exhausted.into()))?;
-        let bound = self.store_id();
-        let read = self.read_pages(store, &mut saved, &layer, hole);
-        match read {
-            Ok(()) => self.fill(len, hole),
-            Err(_) => self.forget(store, bound),
-        }
-        read
+        let mut room = Room { bound: self.store_id(), cache: self, store, filled: false };
+        room.cache.read_pages(room.store, &mut saved, &layer, hole)?;
+        room.cache.fill(len, hole);
+        room.filled = true;
+        Ok(())
     }
 
     fn read_pages<E: Element, S: Source>(

@@ -105,11 +105,31 @@ fn nobody_writes_into_the_pages_of_a_group_that_others_hold() {
     push(&shared, 0, &mut late, 3.0);
     assert_ne!(late.block_table(), [block]);
     shared.release(0, &mut late).unwrap();
-    // When the other holder has let go, it is room to grow into again, for whom it has no rows.
+    // When one of the two has let go, the other may be the one that keeps the rows.
     assert!(!shared.release_group(group));
     late.adopt(&mut shared.write(0), &[block], 0).unwrap();
     push(&shared, 0, &mut late, 4.0);
-    assert_eq!(late.block_table(), [block]);
+    assert_ne!(late.block_table(), [block]);
+}
+
+/// Who filled a group hands it over, as to a prefix cache, and lets go of it: a rollback into its own
+/// rows is no licence to write others there.
+#[test]
+fn a_group_that_was_handed_over_is_not_written_by_who_filled_it() {
+    let shared = small(2, 3);
+    let group = shared.acquire_group().unwrap();
+    let mut author = PagedSequence::new(&shared);
+    author.adopt_groups(&[group], 0).unwrap();
+    (1..3).for_each(|number| step(&mut author, number as f32));
+    shared.retain_group(group);
+    assert!(!shared.release_group(group), "the other one has it");
+    author.truncate(1).unwrap();
+    step(&mut author, 9.0);
+    assert_eq!(numbers(&author, 1), [1.0, 9.0]);
+    let mut finds = PagedSequence::new(&shared);
+    finds.adopt_groups(&[group], 2).unwrap();
+    assert_eq!(numbers(&finds, 0), [1.0, 2.0]);
+    assert_eq!(numbers(&finds, 1), [1.0, 2.0]);
 }
 
 /// A cache of prefixes is the one holder of its groups, and need not be asked twice: who adopts

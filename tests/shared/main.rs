@@ -77,6 +77,14 @@ fn step<P: Deref<Target = SharedPagedKv>>(sequence: &mut PagedSequence<P>, numbe
     sequence.commit(1).unwrap();
 }
 
+/// The numbers of a sequence in one layer.
+fn numbers<P: Deref<Target = SharedPagedKv>>(
+    sequence: &PagedSequence<P>,
+    layer: usize,
+) -> Vec<f32> {
+    keys(sequence.shared(), layer, sequence.cache(layer))
+}
+
 fn panic_text(f: impl FnOnce()) -> String {
     match catch_unwind(AssertUnwindSafe(f)).unwrap_err().downcast::<String>() {
         Ok(text) => *text,

@@ -4,14 +4,6 @@ use super::*;
 use paged_kv::PagedStoreExhausted;
 use paged_kv::cache::Holder;
 
-/// The numbers of a sequence in one layer.
-fn numbers<P: Deref<Target = SharedPagedKv>>(
-    sequence: &PagedSequence<P>,
-    layer: usize,
-) -> Vec<f32> {
-    keys(sequence.shared(), layer, sequence.cache(layer))
-}
-
 fn exhausted(refused: Result<(), PagedKvError>) -> (usize, usize) {
     match refused {
         Err(PagedKvError::Exhausted(PagedStoreExhausted { need, free, .. })) => (need, free),

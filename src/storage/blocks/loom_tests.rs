@@ -151,7 +151,7 @@ fn a_group_and_a_table_let_go_at_once() {
             let blocks = Arc::clone(&blocks);
             thread::spawn(move || blocks.drop_table(grouped).unwrap())
         };
-        blocks.mark_group_shared(grouped, true);
+        blocks.mark_group_shared(grouped);
         let here = blocks.drop_group(grouped).unwrap();
         let freed = [here, table.join().unwrap()].map(|done| done == Released::Freed);
         assert!(freed[0] != freed[1]);
