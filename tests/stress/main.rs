@@ -73,8 +73,8 @@ fn requests_on_many_threads_say_what_they_say_alone() {
         let work = |thread: usize| {
             let (pool, prefixes, quiet, workers) = (&pool, &prefixes, &quiet, &workers);
             move || {
-                let mut worker =
-                    Worker::new(pool, prefixes, quiet, workers, seed * 1000 + thread as u64);
+                let (own, of_thread) = (text::layers(BLOCKS, false), seed * 1000 + thread as u64);
+                let mut worker = Worker::new(pool, prefixes, quiet, workers, &own, of_thread);
                 while Instant::now() < end {
                     match catch_unwind(AssertUnwindSafe(|| worker.request())) {
                         Ok(()) => worker.counts.requests += 1,

@@ -13,8 +13,7 @@ use paged_kv::wire::{Label, Saved, Source, WireError};
 use super::Prefixes;
 use super::quiet::{Holdings, Quiet};
 use super::text::{
-    Alone, BLOCKS, LAYERS, LONGEST, SIZE, Sequence, Text, WINDOWED, answer, answers, layers,
-    write_all,
+    Alone, LAYERS, LONGEST, SIZE, Sequence, Text, WINDOWED, answer, answers, write_all,
 };
 
 const SALT: &[u8] = b"stress";
@@ -114,7 +113,7 @@ pub(crate) struct Worker<'a, 'p> {
     threads: &'p ThreadPool,
     chance: Numbers,
     /// Where requests are alone.
-    own: &'static SharedPagedKv,
+    own: &'p SharedPagedKv,
     pub(crate) counts: Counts,
 }
 
@@ -124,9 +123,9 @@ impl<'a, 'p> Worker<'a, 'p> {
         prefixes: &'p Prefixes<'a>,
         quiet: &'p Quiet<'p>,
         threads: &'p ThreadPool,
+        own: &'p SharedPagedKv,
         seed: u64,
     ) -> Self {
-        let own = Box::leak(Box::new(layers(BLOCKS, false)));
         let chance = Numbers::new(seed);
         Worker { pool, prefixes, quiet, threads, chance, own, counts: Counts::default() }
     }
