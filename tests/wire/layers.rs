@@ -1,7 +1,11 @@
 //! All layers of a request: layers that differ, here and there.
 #![cfg(any(feature = "std", feature = "spin"))]
 
-use paged_kv::cache::{AnyPagedKvStore, KvWindow, LayerSpec, Mixed, PagedSequence, SharedPagedKv};
+use paged_kv::cache::{
+    AnyPagedKvStore, KvWindow, LayerSpec, Mixed, PagedKvCache, PagedKvStore, PagedSequence,
+    SharedPagedKv,
+};
+use paged_kv::internal::saved_bytes::reseal;
 use paged_kv::wire::{Label, Saved, WireError};
 use paged_kv::{Element, Int4, Int8, KvShape, PagedKvError, bf16, f16};
 
@@ -211,4 +215,27 @@ fn a_request_of_one_type_and_a_bare_sequence_are_alike() {
     sequence.save(&Label::new(), &mut of_all).unwrap();
     sequence.cache(0).save(&shared.read(0), &Label::new(), &mut of_one).unwrap();
     assert_eq!(of_all, of_one);
+}
+
+/// A layer that reads another's rows names one before it that has some, and several layers are not one.
+#[test]
+fn an_owner_has_rows() {
+    let shared = pool([16; 7], [4; 7]);
+    let mut bytes = Vec::new();
+    PagedSequence::new(&shared).save(&Label::new(), &mut bytes).unwrap();
+    let owner = 56 + 3 * 88 + 8;
+    assert_eq!(bytes[owner..][..8], 1_u64.to_le_bytes());
+    for have in [3, 4, 7, u64::MAX] {
+        let mut wrong = bytes.clone();
+        wrong[owner..][..8].copy_from_slice(&have.to_le_bytes());
+        reseal(&mut wrong);
+        let refused = WireError::Field { what: "owner", need: 3, have };
+        assert_eq!(Saved::open(&wrong[..]).unwrap_err(), refused);
+    }
+
+    let mut store = PagedKvStore::new(16, 4, 1, 6);
+    let mut alone = PagedKvCache::new();
+    let refused = alone.restore(&mut store, Saved::open(&bytes[..]).unwrap());
+    assert_eq!(refused, Err(WireError::Layers { need: 1, have: 7 }));
+    assert_eq!((alone.store_id(), store.free_block_count()), (None, 4));
 }
