@@ -232,6 +232,14 @@ fn an_owner_has_rows() {
         let refused = WireError::Field { what: "owner", need: 3, have };
         assert_eq!(Saved::open(&wrong[..]).unwrap_err(), refused);
     }
+    // The next one reads the one that reads.
+    let mut wrong = bytes.clone();
+    let next = &mut wrong[56 + 4 * 88..][..88];
+    next.fill(0);
+    (next[0], next[8]) = (2, 3);
+    reseal(&mut wrong);
+    let refused = WireError::Field { what: "owner", need: 4, have: 3 };
+    assert_eq!(Saved::open(&wrong[..]).unwrap_err(), refused);
 
     let mut store = PagedKvStore::new(16, 4, 1, 6);
     let mut alone = PagedKvCache::new();
