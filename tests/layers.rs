@@ -3,16 +3,14 @@
 
 use core::fmt::Debug;
 
-use paged_kv::attention::{
-    AttentionOptions, attention_scratch_len, causal_gqa_attention_paged_into,
-};
 use paged_kv::cache::{
     KvWindow, LayerElement, LayerError, LayerSpec, Mixed, PagedKvCache, PagedKvStore,
     PagedSequence, PagedStoreExhausted, SharedPagedKv,
 };
+use paged_kv::internal::doors::ask;
 use paged_kv::internal::numbers::Numbers;
 use paged_kv::{
-    Element, GqaShape, Int4, Int8, KvDims, KvShape, PagedKvError, ShapeError, bf16, every_type, f16,
+    Element, Int4, Int8, KvDims, KvShape, PagedKvError, ShapeError, bf16, every_type, f16,
 };
 
 type Sequence<'a, E> = PagedSequence<&'a SharedPagedKv<E>, E>;
@@ -53,27 +51,6 @@ fn write<E: Element>(sequence: &mut Sequence<'_, E>, tags: &[u64]) {
             sequence.append(layer, &k, &v, tags.len()).unwrap();
         }
     }
-}
-
-/// The answer of the last `n_q` rows of a cache, as bits.
-fn ask<E: Element>(
-    store: &PagedKvStore<E>,
-    cache: &PagedKvCache,
-    window: Option<KvWindow>,
-    n_q: usize,
-) -> Vec<u32> {
-    let gqa = GqaShape::new(store.shape(), 2 * store.shape().n_kv_heads()).unwrap();
-    let q = Numbers::new(3).normals(n_q * gqa.q_row_len());
-    let mut options = AttentionOptions::new();
-    if let Some(window) = window {
-        options = options.window(window.window()).keep_first(window.first());
-    }
-    let mut out = vec![f32::NAN; n_q * gqa.out_row_len()];
-    let mut scratch = vec![f32::NAN; attention_scratch_len(&gqa, n_q)];
-    let heads = gqa.n_heads();
-    causal_gqa_attention_paged_into(&q, store, cache, heads, &options, &mut out, &mut scratch)
-        .unwrap();
-    out.iter().map(|number| number.to_bits()).collect()
 }
 
 /// What a sequence of these tags answers in a store that keeps everything.

@@ -1,5 +1,6 @@
 //! Cases put through the crate's own doors, on dirty memory between canaries.
 
+use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -16,6 +17,7 @@ use crate::simd::Level;
 use crate::storage::contiguous::KvCache;
 use crate::storage::paged::PagedKvStore;
 use crate::storage::sequence::PagedKvCache;
+use crate::storage::sequence::window::KvWindow;
 
 /// Memory full of NaN with canaries on both sides.
 #[derive(Debug)]
@@ -291,6 +293,28 @@ fn shuffle_free_list<E: Element>(store: &mut PagedKvStore<E>, seed: u64) {
     for other in &mut others {
         other.release(store).expect("its own store");
     }
+}
+
+/// What the last `n_q` positions of a paged cache answer to a query that is always the same one, two query
+/// heads for each KV head, as bits. Under a window it is attended as that window keeps it.
+pub fn ask<E: Element>(
+    store: &PagedKvStore<E>,
+    cache: &PagedKvCache,
+    window: Option<KvWindow>,
+    n_q: usize,
+) -> Vec<u32> {
+    let gqa = GqaShape::new(store.shape(), 2 * store.shape().n_kv_heads()).expect("two for each");
+    let q = Numbers::new(3).normals(n_q * gqa.q_row_len());
+    let mut options = AttentionOptions::new();
+    if let Some(window) = window {
+        options = options.window(window.window()).keep_first(window.first());
+    }
+    let mut out = vec![f32::NAN; n_q * gqa.out_row_len()];
+    let mut scratch = vec![f32::NAN; attention_scratch_len(&gqa, n_q)];
+    let heads = gqa.n_heads();
+    causal_gqa_attention_paged_into(&q, store, cache, heads, &options, &mut out, &mut scratch)
+        .expect("the cache has these rows");
+    out.iter().map(|number| number.to_bits()).collect()
 }
 
 #[cfg(test)]
