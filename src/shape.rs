@@ -163,6 +163,8 @@ impl KvShape {
 pub struct GqaShape {
     kv: KvShape,
     n_heads: usize,
+    /// What would be divided for several times in the smallest calls.
+    group: usize,
 }
 
 impl GqaShape {
@@ -182,7 +184,9 @@ impl GqaShape {
         let widest =
             if kv.dims.k_width > kv.dims.v_width { kv.dims.k_width } else { kv.dims.v_width };
         match n_heads.checked_mul(widest) {
-            Some(row) if row <= isize::MAX as usize / 8 => Ok(GqaShape { kv, n_heads }),
+            Some(row) if row <= isize::MAX as usize / 8 => {
+                Ok(GqaShape { kv, n_heads, group: n_heads / kv.dims.n_kv_heads })
+            }
             _ => Err(ShapeError::Overflow),
         }
     }
@@ -199,7 +203,7 @@ impl GqaShape {
 
     /// Query heads that share one KV head.
     pub const fn group(&self) -> usize {
-        self.n_heads / self.kv.dims.n_kv_heads
+        self.group
     }
 
     /// Numbers in one query row, over all heads.

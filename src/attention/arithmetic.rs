@@ -10,9 +10,9 @@ use crate::kernel::scores::{KeyStep, Queries};
 use crate::kernel::softmax::Rule;
 use crate::kernel::step::{Side, Step};
 use crate::kernel::values::{Extent, ValueStep};
-use crate::kernel::{Piece, TILE};
+use crate::kernel::{Aligned, Piece, TILE};
 use crate::shape::KvShape;
-use crate::simd::{LANES, Level};
+use crate::simd::{LANES, Level, MOST_ROWS};
 
 /// Which rows a step works on, and what they see of its tile.
 #[derive(Clone, Copy)]
@@ -108,12 +108,12 @@ pub(super) fn work<K: KeyStep, V: ValueStep>(
     level: Level,
     regions: &mut Regions<'_>,
     v_width: usize,
-    seen: Seen<'_>,
-    q: Queries<'_, K::Factor>,
-    keys: Side<'_, '_>,
-    values: Side<'_, '_>,
+    seen: &Seen<'_>,
+    q: &Queries<'_, K::Factor>,
+    keys: &Side<'_, '_>,
+    values: &Side<'_, '_>,
 ) {
-    let Seen { first, rows, extent, extents, masks, rules } = seen;
+    let Seen { first, rows, extent, extents, masks, rules } = *seen;
     let stride = regions.stride;
     let mut step = Step::<K, V> {
         q,
@@ -126,10 +126,11 @@ pub(super) fn work<K: KeyStep, V: ValueStep>(
         rules,
         scores: regions.scores,
         factors: regions.factors,
-        heads: cut::part_mut(regions.heads, first, rows),
+        rows,
+        heads: cut::part_mut(regions.heads, first, MOST_ROWS),
         outs: cut::part_mut(regions.outs, first * stride, rows * stride),
         stride,
-        shrink: &mut [0.0; LANES],
+        shrink: &mut Aligned::zeros().0,
         arithmetic: PhantomData,
     };
     K::run(level, &mut step);

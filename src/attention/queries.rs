@@ -8,6 +8,8 @@ pub(super) struct LoadQueries<'q> {
     pub(super) from: &'q [f32],
     pub(super) scale: f32,
     pub(super) to: &'q mut [f32],
+    /// Numbers from these rows to those that are needed next, which may be far from any cache.
+    pub(super) ahead: usize,
 }
 
 impl Kernel for LoadQueries<'_> {
@@ -19,6 +21,7 @@ impl Kernel for LoadQueries<'_> {
         let (from, from_rest) = self.from.as_chunks();
         let (to, to_rest) = self.to.as_chunks_mut();
         for (from, to) in from.iter().zip(to) {
+            s.fetch_ahead(from.as_ptr().wrapping_add(self.ahead).cast());
             s.store(s.mul(s.load(from), scale), to);
         }
         for (from, to) in from_rest.iter().zip(to_rest) {

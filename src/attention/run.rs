@@ -249,14 +249,21 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             (false, _) => group,
         };
         for row in (row.next_multiple_of(group)..row + rows).step_by(group) {
-            let (member, query) = self.query(row);
-            let place = (member.first + query) * shape.n_heads();
-            let place = place + (self.item.heads.start + head) * group;
+            let place = |row| {
+                let (member, query) = self.query(row);
+                let place = (member.first + query) * shape.n_heads();
+                place + (self.item.heads.start + head) * group
+            };
+            // What the next batch begins with, while this one is at work.
+            let next = row + rows.next_multiple_of(group);
+            let next = if next < self.rows_per_head { place(next) } else { place(row) };
+            let place = place(row);
+            let ahead = next.wrapping_sub(place) * width;
             let first = head * self.rows_per_head + row;
             let to = cut::part_mut(self.inputs.q, first * width, count * width);
             let from = cut::part(self.task.q, place * width, count * width);
             let scale = self.task.options.query_scale;
-            self.level.run(LoadQueries { from, scale, to: &mut *to });
+            self.level.run(LoadQueries { from, scale, to: &mut *to, ahead });
             if packed_width == 0 {
                 continue;
             }
@@ -279,7 +286,10 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             most = most.min(WIDE_ROWS);
         }
         // As even as can be: nine rows are five and four, not eight and one.
-        let rows = tile.rows.div_ceil(tile.rows.div_ceil(most));
+        let mut rows = tile.rows;
+        if rows > most {
+            rows = rows.div_ceil(rows.div_ceil(most));
+        }
         for head in 0..self.item.heads.len() {
             let tiles = self.tiles(&tile, head);
             self.gather_scales(&tiles);
@@ -389,7 +399,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             &[]
         };
         let first = batch.head * self.rows_per_head + batch.row;
-        let seen = Seen { first, rows: batch.rows, extent, extents, masks, rules };
+        let seen = &Seen { first, rows: batch.rows, extent, extents, masks, rules };
         let kv = self.task.shape.kv();
         let inputs = &self.inputs;
         let (key_scales, value_scales) =
@@ -412,7 +422,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
         match self.arithmetic {
             Arithmetic::Plain { unpacked: false } => {
                 let q = plain();
-                work::<Widen<E::K>, Widen<E::V>>(level, regions, v_width, seen, q, keys, values);
+                work::<Widen<E::K>, Widen<E::V>>(level, regions, v_width, seen, &q, &keys, &values);
             }
             Arithmetic::Plain { unpacked: true } => {
                 let q = plain();
@@ -421,32 +431,32 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
                 let keys = keys.unpacked(&one_key, Panels::new(k_width, TILE));
                 let values = values.unpacked(&one_value, Panels::new(TILE, v_width));
                 work::<Widen<Single>, Widen<Single>>(
-                    level, regions, v_width, seen, q, keys, values,
+                    level, regions, v_width, seen, &q, &keys, &values,
                 );
             }
             Arithmetic::Pairs { unpacked } if E::PAIRS || E::WHOLE => {
                 let width = self.arithmetic.packed_width(k_width);
                 let q = Queries::whole(packed(width), width, 2 * width);
                 if !unpacked {
-                    work::<Bf16Pairs, Bf16Pairs>(level, regions, v_width, seen, q, keys, values);
+                    work::<Bf16Pairs, Bf16Pairs>(level, regions, v_width, seen, &q, &keys, &values);
                     return;
                 }
                 one_key = unpacked_piece(inputs.keys);
                 one_value = unpacked_piece(inputs.values);
                 let keys = keys.unpacked(&one_key, Panels::new(width, TILE));
                 let values = values.unpacked(&one_value, Panels::new(TILE / 2, v_width));
-                work::<Bf16Pairs, Bf16Pairs>(level, regions, v_width, seen, q, keys, values);
+                work::<Bf16Pairs, Bf16Pairs>(level, regions, v_width, seen, &q, &keys, &values);
             }
             Arithmetic::Quads { unpacked } if E::QUADS => {
                 let width = self.arithmetic.packed_width(k_width);
                 let q = Queries::whole(packed(width), width, k_width.next_multiple_of(4));
                 if !unpacked {
-                    work::<I8Quads, Widen<E::V>>(level, regions, v_width, seen, q, keys, values);
+                    work::<I8Quads, Widen<E::V>>(level, regions, v_width, seen, &q, &keys, &values);
                     return;
                 }
                 one_value = unpacked_piece(inputs.values);
                 let values = values.unpacked(&one_value, Panels::new(TILE, v_width));
-                work::<I8Quads, Widen<Single>>(level, regions, v_width, seen, q, keys, values);
+                work::<I8Quads, Widen<Single>>(level, regions, v_width, seen, &q, &keys, &values);
             }
             _ => cut::out_of_bounds(),
         }

@@ -38,11 +38,13 @@ impl<'a> States<'a> {
         States { heads, outs, stride }
     }
 
+    #[inline(always)]
     pub(crate) fn head(&self, row: usize) -> Head {
         let [max, denom] = *cut::one(self.heads, row);
         Head { max, denom }
     }
 
+    #[inline(always)]
     pub(crate) fn out(&self, row: usize) -> &'a [f32] {
         cut::part(self.outs, row * self.stride, self.stride)
     }
@@ -141,7 +143,8 @@ fn states(
     stride: usize,
 ) -> (&mut [f32], &mut [[f32; 2]], &mut [f32]) {
     let (outs, rest) = region(scratch, rows * stride);
-    let (heads, rest) = cut::split(rest, rows * 2);
+    // A vector of them is read and written at once.
+    let (heads, rest) = cut::split(rest, (rows + MOST_ROWS) * 2);
     (outs, heads.as_chunks_mut().0, rest)
 }
 

@@ -169,13 +169,15 @@ impl Item {
 pub(crate) fn scratch_for(shape: &GqaShape, rows: usize, merges: bool) -> usize {
     let (k_width, v_width) = (shape.kv().k_width(), shape.kv().v_width());
     let states = (v_width.next_multiple_of(LANES) + 2) * if merges { 2 } else { 1 };
+    // States are read by vectors of as many heads.
+    let behind = 2 * 2 * MOST_ROWS;
     // A query row as it is, and rounded for a dot product, with two words more.
     let query = k_width + k_width.div_ceil(2) + 2;
     let scores = 2 * MOST_ROWS * WIDTH;
     let scales = (k_width.div_ceil(32) + v_width.div_ceil(32)) * WIDTH;
     let panels = TILE * (k_width + v_width);
     // Each of the regions starts on a line, and the first one where the caller's memory has one.
-    rows.saturating_mul(states + query) + scores + scales + panels + 10 * LANES
+    rows.saturating_mul(states + query) + behind + scores + scales + panels + 10 * LANES
 }
 
 /// Whether so many query rows of a sequence are few, as in decode and in the verification of a

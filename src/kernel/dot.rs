@@ -3,7 +3,7 @@
 //! They are faster and not exact: queries and weights are rounded, to bf16 or to bytes. Nobody gets
 //! them without asking for their level by name.
 
-use super::scores::KeyStep;
+use super::scores::{KeyStep, Queries};
 use super::values::{Extent, ValueStep};
 use super::{LANE, ScoreRow};
 use crate::cut;
@@ -66,7 +66,7 @@ impl Step for Bf16Pairs {
 
 impl KeyStep for Bf16Pairs {
     #[inline(always)]
-    fn score<S: Simd>(_: S, sum: S::F32, _: &[u32]) -> S::F32 {
+    fn score<S: Simd>(_: S, sum: S::F32, _: &Queries<'_, u32>, _: usize) -> S::F32 {
         sum
     }
 }
@@ -114,12 +114,17 @@ impl ValueStep for Bf16Pairs {
 /// Packs a query row into pairs; where its width is odd, the last pair's other number is zero.
 #[inline(always)]
 pub(crate) fn pack_pairs<S: Simd>(s: S, row: &[f32], pairs: &mut [u32]) {
-    for (numbers, pairs) in row.chunks(LANES).zip(pairs.chunks_mut(LANES / 2)) {
+    let (whole, rest) = row.as_chunks();
+    let (packed, packed_rest) = cut::split(pairs, whole.len() * LANES / 2);
+    for (numbers, pairs) in whole.iter().zip(packed.as_chunks_mut().0) {
+        s.store_bf16(s.load(numbers), pairs);
+    }
+    if !rest.is_empty() {
         let mut lanes = [0.0; LANES];
-        cut::part_mut(&mut lanes, 0, numbers.len()).copy_from_slice(numbers);
+        cut::part_mut(&mut lanes, 0, rest.len()).copy_from_slice(rest);
         let mut packed = [0; LANES / 2];
         s.store_bf16(s.load(&lanes), &mut packed);
-        pairs.copy_from_slice(cut::part(&packed, 0, pairs.len()));
+        packed_rest.copy_from_slice(cut::part(&packed, 0, packed_rest.len()));
     }
 }
 
@@ -179,8 +184,8 @@ impl Step for I8Quads {
 
 impl KeyStep for I8Quads {
     #[inline(always)]
-    fn score<S: Simd>(s: S, sum: S::Bits, row: &[u32]) -> S::F32 {
-        match row.last_chunk::<QUADS_TAIL>() {
+    fn score<S: Simd>(s: S, sum: S::Bits, q: &Queries<'_, u32>, line: usize) -> S::F32 {
+        match q.row(line).last_chunk::<QUADS_TAIL>() {
             Some([excess, scale]) => {
                 let whole = s.subtract(sum, *excess);
                 s.mul(s.whole_to_f32(whole), s.splat(f32::from_bits(*scale)))

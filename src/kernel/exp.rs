@@ -30,7 +30,7 @@ pub(crate) fn exp2<S: Simd>(s: S, x: S::F32) -> S::F32 {
         sum = s.mul_add(sum, rest, s.splat(EXP2[index]));
     }
     let near_one = s.mul_add(sum, rest, s.splat(1.0));
-    s.select_less(x, s.splat(EXP2_FLOOR), s.splat(0.0), s.mul(near_one, power))
+    s.zero_below(s.splat(EXP2_FLOOR), x, s.mul(near_one, power))
 }
 
 /// [`exp2`] of one number.

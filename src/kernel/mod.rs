@@ -54,6 +54,18 @@ pub(crate) type ScoreRow = [f32; TILE + 16];
 /// Numbers in a [`ScoreRow`].
 pub(crate) const WIDTH: usize = size_of::<ScoreRow>() / size_of::<f32>();
 
+/// A vector's numbers on a line of their own, from where they are read back before they have reached
+/// the cache: one that lies across two lines is not found there as a whole.
+#[repr(C, align(64))]
+pub(crate) struct Aligned(pub(crate) [f32; LANES]);
+
+impl Aligned {
+    #[inline(always)]
+    pub(crate) fn zeros() -> Self {
+        Aligned([0.0; LANES])
+    }
+}
+
 /// The number of each lane.
 pub(crate) const LANE: [f32; LANES] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
@@ -117,7 +129,7 @@ fn scale<S: Simd>(s: S, row: &mut ScoreRow, scales: &ScoreRow) {
 
 impl<F: Format> scores::KeyStep for Widen<F> {
     #[inline(always)]
-    fn score<S: Simd>(_: S, sum: S::F32, _: &[f32]) -> S::F32 {
+    fn score<S: Simd>(_: S, sum: S::F32, _: &scores::Queries<'_, f32>, _: usize) -> S::F32 {
         sum
     }
 }

@@ -6,13 +6,18 @@ use super::values::Extent;
 use super::{ScoreRow, Tiles};
 use crate::cut;
 use crate::element::tile::{PANEL, Panels};
-use crate::simd::product::{Columns, Step, columns, product};
+use crate::simd::product::{Columns, Rows, Step, columns, product};
 use crate::simd::{LANES, Simd};
 
 /// How a sum becomes a score.
 pub(crate) trait KeyStep: Step {
-    /// The score of sixteen keys; `row` is the query row that was multiplied.
-    fn score<S: Simd>(s: S, sum: Self::Sum<S>, row: &[Self::Factor]) -> S::F32;
+    /// The score of sixteen keys; `line` is the query row that was multiplied.
+    fn score<S: Simd>(
+        s: S,
+        sum: Self::Sum<S>,
+        q: &Queries<'_, Self::Factor>,
+        line: usize,
+    ) -> S::F32;
 }
 
 /// Query rows, one after the other.
@@ -32,6 +37,14 @@ impl<'k, F> Queries<'k, F> {
     /// Rows of `width` factors of which all are used.
     pub(crate) fn whole(rows: &'k [F], width: usize, numbers: usize) -> Self {
         Queries { rows, width, first: 0, first_row: 0, numbers }
+    }
+}
+
+impl<F> Queries<'_, F> {
+    /// All factors of a row.
+    #[inline(always)]
+    pub(crate) fn row(&self, line: usize) -> &[F] {
+        cut::part(self.rows, line * self.width, self.width)
     }
 }
 
@@ -134,6 +147,7 @@ impl<T: KeyStep> Scores<'_, '_, '_, T> {
 
     /// One register tile of scores.
     #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "by index, so that sums stay in registers")]
     fn multiply<S: Simd, const MR: usize, const NV: usize>(
         &mut self,
         s: S,
@@ -149,20 +163,13 @@ impl<T: KeyStep> Scores<'_, '_, '_, T> {
             *ahead = run.ahead;
         }
         let columns = Columns { cells, stride, skip: 0, numbers: self.q.numbers, ahead };
-        let mut rows: [&[T::Factor]; MR] = [&[]; MR];
-        for (line, row) in rows.iter_mut().enumerate() {
-            *row = cut::part(self.q.rows, line * self.q.width, self.q.width);
-        }
-        let mut factors = rows;
-        for row in &mut factors {
-            *row = cut::from(row, self.q.first);
-        }
+        let factors = cut::from(self.q.rows, self.q.first);
+        let rows = Rows { factors, stride: self.q.width };
         let mut tile = [[T::zero(s); NV]; MR];
-        product::<S, T, MR, NV>(s, &mut tile, factors, columns);
-        // By index, so that the sums stay in registers.
+        product::<S, T, MR, NV>(s, &mut tile, rows, columns);
         for line in 0..MR {
             for index in 0..NV {
-                let score = T::score(s, tile[line][index], rows[line]);
+                let score = T::score(s, tile[line][index], &self.q, line);
                 let out = cut::one_mut(self.out, line).get_mut(runs[index].at..);
                 match out.and_then(<[f32]>::first_chunk_mut) {
                     Some(place) => s.store(score, place),

@@ -22,76 +22,66 @@ impl Rule {
     pub(crate) const NONE: Rule = Rule { cap: None, slope: None, distance: 0.0 };
 }
 
-/// The largest score of one row in a tile. Scores outside the extent become -inf.
+/// The largest scores of one row in a tile, lane by lane. Scores outside the extent become -inf.
 ///
-/// The running maximum rises to it, and the row's output and denominator shrink by two to the power
-/// of what it rose by, `old - new`:
+/// The running maximum rises to the largest, and the row's output and denominator shrink by two to the
+/// power of what it rose by, `old - new`:
 ///
 /// - No score at all, or only -inf so far: nothing changes (there is no `-inf - -inf`).
 /// - A score of +inf takes everything, shared evenly between all +inf: the limit of a finite
 ///   score that grows, instead of `inf - inf`.
 /// - A NaN score makes the row NaN.
 #[inline(always)]
-pub(crate) fn maximum<S: Simd>(s: S, row: &mut ScoreRow, extent: Extent) -> f32 {
+pub(crate) fn maxima<S: Simd>(s: S, row: &mut ScoreRow, extent: Extent) -> S::F32 {
+    let nothing = s.splat(f32::NEG_INFINITY);
     if extent.is_empty() {
-        return f32::NEG_INFINITY;
+        return nothing;
     }
-    let most = if let Some(vectors) = whole(row, extent) {
-        let [a, b, c, d] = vectors;
-        s.max(s.max(s.load(a), s.load(b)), s.max(s.load(c), s.load(d)))
-    } else {
-        // In registers: numbers stored one by one could not be read back as a vector at once.
-        let mut most = s.splat(f32::NEG_INFINITY);
-        let mut position = s.splat((extent.from / LANES * LANES) as f32);
-        position = s.add(position, s.load(&LANE));
-        let (from, to) = (s.splat(extent.from as f32), s.splat(extent.to as f32));
-        for vector in covered(row, extent) {
-            let nothing = s.splat(f32::NEG_INFINITY);
-            let seen = s.select_less(position, to, s.load(vector), nothing);
-            let seen = s.select_less(position, from, nothing, seen);
-            s.store(seen, vector);
-            most = s.max(most, seen);
-            position = s.add(position, s.splat(LANES as f32));
-        }
-        most
-    };
-    s.reduce_max(most)
+    if let Some([a, b, c, d]) = whole(row, extent) {
+        return s.max(s.max(s.load(a), s.load(b)), s.max(s.load(c), s.load(d)));
+    }
+    // In registers: numbers stored one by one could not be read back as a vector at once.
+    let mut most = nothing;
+    let mut position = s.splat((extent.from / LANES * LANES) as f32);
+    position = s.add(position, s.load(&LANE));
+    let (from, to) = (s.splat(extent.from as f32), s.splat(extent.to as f32));
+    for vector in covered(row, extent) {
+        let seen = s.select_less(position, to, s.load(vector), nothing);
+        let seen = s.select_less(position, from, nothing, seen);
+        s.store(seen, vector);
+        most = s.max(most, seen);
+        position = s.add(position, s.splat(LANES as f32));
+    }
+    most
 }
 
-/// Turns the scores into weights relative to the maximum and adds them up. A state is `[maximum,
-/// denominator]`.
+/// Turns the scores into weights relative to the maximum and adds them up, lane by lane.
 #[inline(always)]
-pub(crate) fn weigh<S: Simd>(
-    s: S,
-    row: &mut ScoreRow,
-    extent: Extent,
-    shrink: f32,
-    state: &mut [f32; 2],
-) {
-    if extent.is_empty() {
-        return;
-    }
+pub(crate) fn weigh<S: Simd>(s: S, row: &mut ScoreRow, extent: Extent, max: f32) -> S::F32 {
     let mut sum = s.splat(0.0);
-    if state[0].is_infinite() {
+    if extent.is_empty() {
+        return sum;
+    }
+    if max.is_infinite() {
         let vectors = covered(row, extent);
-        weigh_infinite(vectors.as_flattened_mut(), state[0]);
+        weigh_infinite(vectors.as_flattened_mut(), max);
         for vector in &*vectors {
             sum = s.add(sum, s.load(vector));
         }
+        return sum;
+    }
+    let base = s.splat(max);
+    // Written out for the usual case, so that the exponentials overlap.
+    if let Some([a, b, c, d]) = whole(row, extent) {
+        for vector in [a, b, c, d] {
+            sum = s.add(sum, weigh_lanes(s, vector, base));
+        }
     } else {
-        let base = s.splat(state[0]);
-        // Written out for the usual case, so that the exponentials overlap.
-        if let Some([a, b, c, d]) = whole(row, extent) {
-            for vector in [a, b, c, d] {
-                sum = s.add(sum, weigh_lanes(s, vector, base));
-            }
-        } else {
-            for vector in covered(row, extent) {
-                sum = s.add(sum, weigh_lanes(s, vector, base));
-            }
+        for vector in covered(row, extent) {
+            sum = s.add(sum, weigh_lanes(s, vector, base));
         }
     }
-    state[1] = state[1] * shrink + s.reduce_sum(sum);
+    sum
 }
 
 /// Turns sixteen scores into weights. Not a closure: one that is not inlined is compiled without

@@ -9,8 +9,10 @@
 use core::f32::consts::LOG2_E;
 use core::f64::consts::LN_2;
 
+use super::Aligned;
 use super::exp::{exp2_one, ln};
-use crate::simd::Simd;
+use crate::cut;
+use crate::simd::{LANES, Simd};
 
 /// Maximum and denominator of one row; the maximum in units of log2.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,8 +84,44 @@ pub(crate) fn finish<S: Simd>(
         scale = factor(s, head.max, max);
         denom = head.denom * scale + factor(s, sink, max);
     }
-    for (result, number) in answer.iter_mut().zip(out) {
-        *result = *number * scale / denom;
+    let (whole, rest) = answer.as_chunks_mut();
+    for (answer, numbers) in whole.iter_mut().zip(out.as_chunks().0) {
+        let scaled = s.mul(s.load(numbers), s.splat(scale));
+        s.store(s.div(scaled, s.splat(denom)), answer);
+    }
+    let last = cut::from(out, whole.len() * LANES);
+    // The rows of a call are whole vectors, whatever the width is; a caller's own are not.
+    if let Some(numbers) = last.first_chunk() {
+        let Aligned(lanes) = &mut Aligned::zeros();
+        let scaled = s.mul(s.load(numbers), s.splat(scale));
+        s.store(s.div(scaled, s.splat(denom)), lanes);
+        copy_few(lanes, rest);
+        return;
+    }
+    for (answer, number) in rest.iter_mut().zip(last) {
+        *answer = *number * scale / denom;
+    }
+}
+
+/// Copies fewer numbers than a vector has, in pieces of known lengths: a copy of any length is a call.
+#[inline(always)]
+fn copy_few(lanes: &[f32; LANES], to: &mut [f32]) {
+    let at = copy_chunk::<8>(lanes, to, 0);
+    let at = copy_chunk::<4>(lanes, to, at);
+    let at = copy_chunk::<2>(lanes, to, at);
+    copy_chunk::<1>(lanes, to, at);
+}
+
+/// Copies `N` numbers, if so many are left, and returns where the next ones are.
+#[inline(always)]
+fn copy_chunk<const N: usize>(lanes: &[f32; LANES], to: &mut [f32], at: usize) -> usize {
+    let to = to.get_mut(at..).and_then(<[f32]>::first_chunk_mut::<N>);
+    match (lanes.get(at..).and_then(<[f32]>::first_chunk), to) {
+        (Some(lanes), Some(to)) => {
+            *to = *lanes;
+            at + N
+        }
+        _ => at,
     }
 }
 

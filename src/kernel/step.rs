@@ -4,9 +4,9 @@ use core::marker::PhantomData;
 
 use super::exp::exp2;
 use super::scores::{KeyStep, Queries, Scores};
-use super::softmax::{Hide, Rule, Transform, maximum, weigh};
+use super::softmax::{Hide, Rule, Transform, maxima, weigh};
 use super::values::{Apart, Extent, Scales, ValueStep, Values};
-use super::{Piece, ScoreRow, TILE, Tiles, scale};
+use super::{Aligned, LANE, Piece, ScoreRow, TILE, Tiles, scale};
 use crate::cut;
 use crate::element::tile::Panels;
 use crate::simd::{Kernel, LANES, RowsKernel, Simd};
@@ -17,9 +17,9 @@ use crate::simd::{Kernel, LANES, RowsKernel, Simd};
 /// It is one function for each level and number of rows. What passes between its parts is checked
 /// once and stays in the nearest cache.
 pub(crate) struct Step<'s, 'k, 'a, K: KeyStep, V> {
-    pub(crate) q: Queries<'k, K::Factor>,
-    pub(crate) keys: Side<'k, 'a>,
-    pub(crate) values: Side<'k, 'a>,
+    pub(crate) q: &'s Queries<'k, K::Factor>,
+    pub(crate) keys: &'s Side<'k, 'a>,
+    pub(crate) values: &'s Side<'k, 'a>,
     pub(crate) v_width: usize,
     /// The positions that any row sees.
     pub(crate) extent: Extent,
@@ -34,12 +34,13 @@ pub(crate) struct Step<'s, 'k, 'a, K: KeyStep, V> {
     pub(crate) scores: &'s mut [ScoreRow],
     /// Room for what becomes of weights before they meet values.
     pub(crate) factors: &'s mut [ScoreRow],
-    /// Maximum and denominator of each row.
+    pub(crate) rows: usize,
+    /// Maximum and denominator of each row, and of others behind them up to [`MOST_ROWS`].
     pub(crate) heads: &'s mut [[f32; 2]],
     /// Output rows, `stride` apart.
     pub(crate) outs: &'s mut [f32],
     pub(crate) stride: usize,
-    /// Takes the factors by which outputs shrink.
+    /// Takes the factors by which outputs shrink, each twice.
     pub(crate) shrink: &'s mut [f32; LANES],
     pub(crate) arithmetic: PhantomData<V>,
 }
@@ -71,9 +72,9 @@ impl<K: KeyStep, V: ValueStep> Kernel for &mut Step<'_, '_, '_, K, V> {
         // Of the two, the one with fewer rows knows how many there can be. As a constant, so that
         // the other one's functions are not compiled.
         if const { V::ROWS < K::ROWS } {
-            V::run_rows(s, self.heads.len(), self);
+            V::run_rows(s, self.rows, self);
         } else {
-            K::run_rows(s, self.heads.len(), self);
+            K::run_rows(s, self.rows, self);
         }
     }
 }
@@ -110,7 +111,7 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
                 if groups == 1 { step.q.numbers } else { scales.group.min(step.q.numbers - first) };
             // A factor may meet all numbers of a cell: of pairs there are half as many.
             let first_row = first / K::NUMBERS;
-            let q = Queries { first: first_row * K::FACTORS, first_row, numbers, ..step.q };
+            let q = Queries { first: first_row * K::FACTORS, first_row, numbers, ..*step.q };
             let out = if index == 0 { &mut *step.scores } else { &mut *step.factors };
             Scores::<K> { q, tiles, panels, extent, out }.compute::<S, MR>(s);
             let Some(scales) = scales.rows.get(index) else { return };
@@ -142,23 +143,35 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
                 s.run(Hide { row, extent: extents[line], mask: *mask });
             }
         }
-        // Without a branch: which tiles raise a maximum nobody foresees.
-        let (mut most, mut old) = ([f32::NEG_INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+        // Of all rows at once and without a branch: which tiles raise a maximum nobody foresees.
+        let mut most = [s.splat(f32::NEG_INFINITY); MR];
         for line in 0..MR {
-            most[line] = maximum(s, cut::one_mut(step.scores, line), extents[line]);
-            old[line] = cut::one(step.heads, line)[0];
+            most[line] = maxima(s, cut::one_mut(step.scores, line), extents[line]);
         }
-        let mut maxima = [0.0; LANES];
-        let (most, old) = (s.load(&most), s.load(&old));
+        let most = s.max_of_rows(most);
+        let heads = match step.heads.as_flattened_mut().first_chunk_mut() {
+            Some(heads) => heads,
+            None => cut::out_of_bounds(),
+        };
+        let states = s.load(heads);
+        let old = s.evens(states);
+        let Aligned(new) = &mut Aligned::zeros();
         // False where the tile's maximum is a NaN, so that a maximum itself never is one.
-        s.store(s.select_less(old, most, most, old), &mut maxima);
+        let max = s.select_less(old, most, most, old);
+        s.store(max, new);
         let rise = s.select_less(old, most, s.sub(old, most), s.splat(0.0));
-        s.store(exp2(s, rise), step.shrink);
+        let shrink = exp2(s, rise);
+        s.store(shrink, step.shrink);
+        let mut sums = [s.splat(0.0); MR];
         for line in 0..MR {
-            let (scores, head) = (cut::one_mut(step.scores, line), cut::one_mut(step.heads, line));
-            head[0] = maxima[line];
-            weigh(s, scores, extents[line], step.shrink[line], head);
+            let row = cut::one_mut(step.scores, line);
+            sums[line] = weigh(s, row, extents[line], new[2 * line]);
         }
+        let denoms = s.add(s.mul(states, shrink), s.sums_of_rows(sums));
+        // Maxima stand in the even lanes. Behind the rows at hand are other rows' states.
+        let lanes = s.load(&LANE);
+        let new = s.select_less(s.load(&ODD), s.splat(0.5), max, denoms);
+        s.store(s.select_less(lanes, s.splat(2.0 * MR as f32), new, states), heads);
     }
 
     #[inline(always)]
@@ -219,7 +232,7 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
         for line in 0..MR {
             // What has shrunk once must not shrink again.
             if !extents[line].is_empty() {
-                self.0.shrink[line] = 1.0;
+                self.0.shrink[2 * line] = 1.0;
             }
         }
     }
@@ -242,6 +255,10 @@ impl<'k, 'a, K: KeyStep, V> Step<'_, 'k, 'a, K, V> {
         }
     }
 }
+
+/// The odd lanes.
+const ODD: [f32; LANES] =
+    [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0];
 
 /// Adds the scores of another group, multiplied by its scales.
 #[inline(always)]

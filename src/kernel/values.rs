@@ -7,7 +7,7 @@ use bytemuck::must_cast_slice;
 use super::{Piece, ScoreRow, TILE, Tiles, WIDTH};
 use crate::cut;
 use crate::element::tile::{PANEL, Panels};
-use crate::simd::product::{Columns, Step, columns, product};
+use crate::simd::product::{Columns, Rows, Step, columns, product};
 use crate::simd::{Kernel, LANES, Simd};
 
 /// Positions of a softmax tile, `from .. to`.
@@ -103,7 +103,7 @@ pub(crate) struct Values<'s, 'k, 'a> {
     /// Room for factors.
     pub(crate) factors: &'s mut [ScoreRow],
     pub(crate) scales: Scales<'k>,
-    /// What the rows' outputs so far are multiplied by first.
+    /// What the rows' outputs so far are multiplied by first, each twice.
     pub(crate) shrink: &'s [f32],
     /// The positions to add, and no other: a value that a row does not see is not multiplied at
     /// all, since 0 x inf and 0 x NaN are not 0.
@@ -183,11 +183,11 @@ impl Values<'_, '_, '_> {
         // registers. Over iterators of unknown length it kept a copy of them in memory.
         let mut acc = [[T::zero(s); NV]; MR];
         for line in 0..MR {
-            let row = cut::from(self.outs, line * self.stride + column);
-            let factor = s.splat(*cut::one(self.shrink, line));
+            let row = cut::part(self.outs, line * self.stride + column, NV * LANES);
+            let factor = s.splat(*cut::one(self.shrink, 2 * line));
             for index in 0..NV {
-                let part = lanes_at(row, index * LANES);
-                acc[line][index] = T::resume(s, s.mul(factor, s.load(part)));
+                let part = s.load(&row.as_chunks().0[index]);
+                acc[line][index] = T::resume(s, s.mul(factor, part));
             }
         }
         let panel = self.panels.panel(column / PANEL);
@@ -208,10 +208,7 @@ impl Values<'_, '_, '_> {
                 *cells = cut::from(run, index * LANES);
             }
             let first = extent.from / (T::NUMBERS / T::FACTORS);
-            let mut rows: [&[T::Factor]; MR] = [&[]; MR];
-            for (line, row) in rows.iter_mut().enumerate() {
-                *row = cut::part(factors, line * WIDTH + first, WIDTH - first);
-            }
+            let rows = Rows { factors: cut::from(factors, first), stride: WIDTH };
             let numbers = extent.to - extent.from;
             let ahead = if S::AHEAD > 0 { self.tiles.ahead(index) } else { 0 };
             let ahead = [ahead; NV];
@@ -219,9 +216,9 @@ impl Values<'_, '_, '_> {
             product::<S, T, MR, NV>(s, &mut acc, rows, columns);
         }
         for line in 0..MR {
+            let row = cut::part_mut(self.outs, line * self.stride + column, NV * LANES);
             for index in 0..NV {
-                let at = line * self.stride + column + index * LANES;
-                s.store(T::sum(s, acc[line][index]), lanes_at_mut(self.outs, at));
+                s.store(T::sum(s, acc[line][index]), &mut row.as_chunks_mut().0[index]);
             }
         }
     }
@@ -278,29 +275,11 @@ impl<T: ValueStep> Apart<'_, '_, '_, T> {
         let some = Values {
             weights: cut::part(values.weights, line, MR),
             factors: &mut *values.factors,
-            shrink: cut::part(values.shrink, line, MR),
+            shrink: cut::part(values.shrink, 2 * line, 2 * MR),
             extent,
             outs: cut::part_mut(values.outs, line * stride, MR * stride),
             ..*values
         };
         some.compute::<S, T, MR>(s);
-    }
-}
-
-/// Sixteen numbers.
-#[inline(always)]
-fn lanes_at(row: &[f32], at: usize) -> &[f32; LANES] {
-    match cut::from(row, at).first_chunk() {
-        Some(lanes) => lanes,
-        None => cut::out_of_bounds(),
-    }
-}
-
-/// Sixteen numbers, to be written.
-#[inline(always)]
-fn lanes_at_mut(row: &mut [f32], at: usize) -> &mut [f32; LANES] {
-    match row.get_mut(at..).and_then(<[f32]>::first_chunk_mut) {
-        Some(lanes) => lanes,
-        None => cut::out_of_bounds(),
     }
 }

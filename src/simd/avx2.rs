@@ -19,6 +19,63 @@ impl Avx2 {
         Avx2(())
     }
 
+    /// One step of a tree.
+    #[inline(always)]
+    fn join<const MAX: bool>(self, low: __m256, high: __m256) -> __m256 {
+        // SAFETY: the token proves AVX2.
+        unsafe { if MAX { _mm256_max_ps(low, high) } else { _mm256_add_ps(low, high) } }
+    }
+
+    /// Eight lanes of two rows to four of each.
+    #[inline(always)]
+    fn fours<const MAX: bool>(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves AVX2.
+        let (low, high) = unsafe {
+            let low = _mm256_permute2f128_ps::<0x20>(a, b);
+            (low, _mm256_permute2f128_ps::<0x31>(a, b))
+        };
+        self.join::<MAX>(low, high)
+    }
+
+    /// The trees of four rows, each step for as many of them as a register has room for.
+    #[inline(always)]
+    fn fold_four<const MAX: bool>(self, rows: [[__m256; 2]; 4]) -> __m256 {
+        let [a, b, c, d] = [
+            self.join::<MAX>(rows[0][0], rows[0][1]),
+            self.join::<MAX>(rows[1][0], rows[1][1]),
+            self.join::<MAX>(rows[2][0], rows[2][1]),
+            self.join::<MAX>(rows[3][0], rows[3][1]),
+        ];
+        let (even, odd) = (self.fours::<MAX>(a, c), self.fours::<MAX>(b, d));
+        // SAFETY: the token proves AVX2.
+        let (low, high) = unsafe {
+            let low = _mm256_shuffle_ps::<0b01_00_01_00>(even, odd);
+            (low, _mm256_shuffle_ps::<0b11_10_11_10>(even, odd))
+        };
+        let twos = self.join::<MAX>(low, high);
+        // SAFETY: the token proves AVX2.
+        unsafe { _mm256_moveldup_ps(self.join::<MAX>(twos, _mm256_movehdup_ps(twos))) }
+    }
+
+    #[inline(always)]
+    fn fold_rows<const MAX: bool, const MR: usize>(self, rows: [[__m256; 2]; MR]) -> [__m256; 2] {
+        if MR == 1 {
+            return self.splat(if MAX {
+                self.reduce_max(rows[0])
+            } else {
+                self.reduce_sum(rows[0])
+            });
+        }
+        // Rows that are not there stand for others.
+        let four = [rows[0], rows[1 % MR], rows[2 % MR], rows[3 % MR]];
+        let low = self.fold_four::<MAX>(four);
+        if MR <= 4 {
+            return [low; 2];
+        }
+        let four = [rows[4 % MR], rows[5 % MR], rows[6 % MR], rows[7 % MR]];
+        [low, self.fold_four::<MAX>(four)]
+    }
+
     /// The last three steps of [`Simd::reduce_max`].
     #[inline(always)]
     pub(super) fn max_of_eight(self, eight: __m256) -> f32 {
@@ -261,5 +318,21 @@ impl Simd for Avx2 {
     fn reduce_sum(self, vector: Self::F32) -> f32 {
         // SAFETY: the token proves AVX2.
         unsafe { self.sum_of_eight(_mm256_add_ps(vector[0], vector[1])) }
+    }
+
+    #[inline(always)]
+    fn max_of_rows<const MR: usize>(self, rows: [Self::F32; MR]) -> Self::F32 {
+        self.fold_rows::<true, MR>(rows)
+    }
+
+    #[inline(always)]
+    fn sums_of_rows<const MR: usize>(self, rows: [Self::F32; MR]) -> Self::F32 {
+        self.fold_rows::<false, MR>(rows)
+    }
+
+    #[inline(always)]
+    fn evens(self, vector: Self::F32) -> Self::F32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { [_mm256_moveldup_ps(vector[0]), _mm256_moveldup_ps(vector[1])] }
     }
 }

@@ -51,7 +51,70 @@ static UPPER_HALVES: [u16; 32] = {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Avx512<const DOT: u8>(());
 
+/// Quarters, or pairs of a quarter, of two vectors: the first and the second of each, or ...
+const FIRST_HALVES: i32 = 0b01_00_01_00;
+const SECOND_HALVES: i32 = 0b11_10_11_10;
+/// ... every other one.
+const EVEN: i32 = 0b10_00_10_00;
+const ODD: i32 = 0b11_01_11_01;
+
 impl<const DOT: u8> Avx512<DOT> {
+    /// One step of a tree.
+    #[inline(always)]
+    fn join<const MAX: bool>(self, low: __m512, high: __m512) -> __m512 {
+        if MAX { self.max(low, high) } else { self.add(low, high) }
+    }
+
+    /// Sixteen lanes of two rows to eight of each.
+    #[inline(always)]
+    fn eights<const MAX: bool>(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512.
+        let (low, high) = unsafe {
+            let low = _mm512_shuffle_f32x4::<FIRST_HALVES>(a, b);
+            (low, _mm512_shuffle_f32x4::<SECOND_HALVES>(a, b))
+        };
+        self.join::<MAX>(low, high)
+    }
+
+    /// Eight lanes of four rows to four of each.
+    #[inline(always)]
+    fn fours<const MAX: bool>(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512.
+        let (low, high) =
+            unsafe { (_mm512_shuffle_f32x4::<EVEN>(a, b), _mm512_shuffle_f32x4::<ODD>(a, b)) };
+        self.join::<MAX>(low, high)
+    }
+
+    /// The trees of all rows, each step for as many of them as a vector has room for.
+    #[inline(always)]
+    fn fold_rows<const MAX: bool, const MR: usize>(self, rows: [__m512; MR]) -> __m512 {
+        if MR == 1 {
+            return self.splat(if MAX {
+                self.reduce_max(rows[0])
+            } else {
+                self.reduce_sum(rows[0])
+            });
+        }
+        // Rows that are not there stand for others.
+        let [a, b, c, d] = [rows[0], rows[1 % MR], rows[2 % MR], rows[3 % MR]];
+        let (mut even, mut odd) = (self.eights::<MAX>(a, c), self.eights::<MAX>(b, d));
+        let (mut more_even, mut more_odd) = (even, odd);
+        if MR > 4 {
+            let [a, b, c, d] = [rows[4 % MR], rows[5 % MR], rows[6 % MR], rows[7 % MR]];
+            (more_even, more_odd) = (self.eights::<MAX>(a, c), self.eights::<MAX>(b, d));
+        }
+        (even, odd) = (self.fours::<MAX>(even, more_even), self.fours::<MAX>(odd, more_odd));
+        // SAFETY: the token proves AVX-512.
+        let (low, high) = unsafe {
+            let low = _mm512_shuffle_ps::<FIRST_HALVES>(even, odd);
+            (low, _mm512_shuffle_ps::<SECOND_HALVES>(even, odd))
+        };
+        let twos = self.join::<MAX>(low, high);
+        // SAFETY: the token proves AVX-512.
+        let second = unsafe { _mm512_movehdup_ps(twos) };
+        self.evens(self.join::<MAX>(twos, second))
+    }
+
     /// # Safety
     ///
     /// The processor must have `avx512f`, `avx512bw`, `avx512dq`, `avx512vl`, `avx2`, `fma` and
@@ -216,6 +279,13 @@ impl<const DOT: u8> Simd for Avx512<DOT> {
     fn select_less(self, a: __m512, b: __m512, then: __m512, or: __m512) -> __m512 {
         // SAFETY: the token proves AVX-512.
         unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), or, then) }
+    }
+
+    #[inline(always)]
+    fn zero_below(self, limit: __m512, x: __m512, value: __m512) -> __m512 {
+        // Asked the other way round, so that the mask is not turned over after it.
+        // SAFETY: the token proves AVX-512.
+        unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, limit), value) }
     }
 
     #[inline(always)]
@@ -388,5 +458,21 @@ impl<const DOT: u8> Simd for Avx512<DOT> {
             let high = _mm512_extractf32x8_ps::<1>(vector);
             self.halves().sum_of_eight(_mm256_add_ps(low, high))
         }
+    }
+
+    #[inline(always)]
+    fn max_of_rows<const MR: usize>(self, rows: [__m512; MR]) -> __m512 {
+        self.fold_rows::<true, MR>(rows)
+    }
+
+    #[inline(always)]
+    fn sums_of_rows<const MR: usize>(self, rows: [__m512; MR]) -> __m512 {
+        self.fold_rows::<false, MR>(rows)
+    }
+
+    #[inline(always)]
+    fn evens(self, vector: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512.
+        unsafe { _mm512_moveldup_ps(vector) }
     }
 }

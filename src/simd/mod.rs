@@ -257,12 +257,52 @@ pub trait Simd: sealed::Sealed + Copy + 'static {
         out_of_bounds()
     }
 
+    /// `value` where `x` is not below the limit (a NaN is not), and zero where it is.
+    #[inline(always)]
+    fn zero_below(self, limit: Self::F32, x: Self::F32, value: Self::F32) -> Self::F32 {
+        self.select_less(x, limit, self.splat(0.0), value)
+    }
+
     /// The largest lane, in the tree of [`Simd::reduce_sum`].
     fn reduce_max(self, vector: Self::F32) -> f32;
 
     /// The sum of all lanes in one written order: lane `i` with lane `i + 8`, then `i + 4`, then
     /// `i + 2`, then the last two.
     fn reduce_sum(self, vector: Self::F32) -> f32;
+
+    /// The largest lane of each row in lanes `2 row` and `2 row + 1`, in the tree of
+    /// [`Simd::reduce_sum`]. There are one to [`MOST_ROWS`] rows; other lanes hold anything.
+    #[inline(always)]
+    fn max_of_rows<const MR: usize>(self, rows: [Self::F32; MR]) -> Self::F32 {
+        let mut lanes = [0.0; LANES];
+        for (pair, row) in lanes.as_chunks_mut().0.iter_mut().zip(rows) {
+            *pair = [self.reduce_max(row); 2];
+        }
+        self.load(&lanes)
+    }
+
+    /// The sum of each row in lanes `2 row` and `2 row + 1`, as [`Simd::reduce_sum`] adds them up.
+    /// There are one to [`MOST_ROWS`] rows; other lanes hold anything.
+    #[inline(always)]
+    fn sums_of_rows<const MR: usize>(self, rows: [Self::F32; MR]) -> Self::F32 {
+        let mut lanes = [0.0; LANES];
+        for (pair, row) in lanes.as_chunks_mut().0.iter_mut().zip(rows) {
+            *pair = [self.reduce_sum(row); 2];
+        }
+        self.load(&lanes)
+    }
+
+    /// Each even lane, and once more behind itself.
+    #[inline(always)]
+    fn evens(self, vector: Self::F32) -> Self::F32 {
+        let mut lanes = [0.0; LANES];
+        self.store(vector, &mut lanes);
+        for pair in lanes.as_chunks_mut().0 {
+            let [even, _] = *pair;
+            *pair = [even; 2];
+        }
+        self.load(&lanes)
+    }
 }
 
 /// Work that can be done at any level: a closure, written as a struct so that it inlines.

@@ -59,6 +59,15 @@ pub(crate) fn columns<S: Simd, T: Step, const MR: usize>() -> usize {
     if T::FACTORS > 1 { S::UNPACKED_COLUMNS[MR] } else { S::COLUMNS[MR] }
 }
 
+/// Where the rows of A stand.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a, F> {
+    /// The factors from the first one of the first row on.
+    pub(crate) factors: &'a [F],
+    /// Factors between rows.
+    pub(crate) stride: usize,
+}
+
 /// Where the columns of B stand: `NV` runs of sixteen neighbouring cells, and the distance from a
 /// cell to the one below it, the same for all of them.
 #[derive(Clone, Copy)]
@@ -86,7 +95,7 @@ pub(crate) struct Columns<'a, T, const NV: usize> {
 pub(crate) fn product<S: Simd, T: Step, const MR: usize, const NV: usize>(
     s: S,
     acc: &mut [[T::Sum<S>; NV]; MR],
-    a: [&[T::Factor]; MR],
+    a: Rows<'_, T::Factor>,
     b: Columns<'_, T::Cell, NV>,
 ) {
     if b.numbers == 0 {
@@ -100,7 +109,8 @@ pub(crate) fn product<S: Simd, T: Step, const MR: usize, const NV: usize>(
     if b.skip >= T::NUMBERS || !b.cells.iter().all(|run| fits(run)) {
         out_of_bounds();
     }
-    if !a.iter().all(|row| factors <= row.len()) {
+    let needed = a.stride.checked_mul(MR - 1).and_then(|last| last.checked_add(factors));
+    if needed.is_none_or(|needed| needed > a.factors.len()) {
         out_of_bounds();
     }
     let mut row = 0;
@@ -148,7 +158,7 @@ fn fetch_ahead<S: Simd, T: Step, const MR: usize, const NV: usize>(
 ) {
     let widened = T::FACTORS == T::NUMBERS;
     let single = widened && T::NUMBERS == 1 && size_of::<T::Cell>() == 4;
-    let all = T::NUMBERS == 4 || widened && (NV == 2 || MR > T::NUMBERS && !single);
+    let all = T::NUMBERS == 4 || NV == 2 || widened && MR > T::NUMBERS && !single;
     // As many neighbouring runs as share a line.
     let apart = if all { 4 / size_of::<T::Cell>() } else { 4 };
     // Written out: any loop over the runs stayed one, inside of the innermost.
@@ -185,7 +195,7 @@ fn fetch_one<S: Simd, T: Step, const NV: usize>(
 unsafe fn step<S: Simd, T: Step, const MR: usize, const NV: usize>(
     s: S,
     acc: &mut [[T::Sum<S>; NV]; MR],
-    a: &[&[T::Factor]; MR],
+    a: &Rows<'_, T::Factor>,
     b: &Columns<'_, T::Cell, NV>,
     row: usize,
     from_to: (usize, usize),
@@ -203,6 +213,6 @@ unsafe fn step<S: Simd, T: Step, const MR: usize, const NV: usize>(
     T::add(s, acc, cells, from_to, |line, index| {
         // SAFETY: the caller vouches for the factors; `index` is in `from_to`, of which none comes
         // before the first factor.
-        unsafe { *a.get_unchecked(line).get_unchecked(first.wrapping_add(index)) }
+        unsafe { *a.factors.get_unchecked(line * a.stride + first.wrapping_add(index)) }
     });
 }

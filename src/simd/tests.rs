@@ -54,6 +54,8 @@ impl Kernel for AllOps<'_> {
             s.max(a, b),
             s.mul_add(a, b, c),
             s.select_less(a, b, c, a),
+            s.zero_below(a, b, c),
+            s.evens(a),
             whole,
             power,
             s.splat(self.0[3]),
@@ -136,6 +138,54 @@ fn reductions_follow_the_written_tree() {
     assert_ne!(by_tree, lanes.iter().sum::<f32>());
     for level in Level::available() {
         assert_eq!(level.run(Sum(&lanes)), by_tree, "{level}");
+    }
+}
+
+/// `MR` rows folded together: lanes `2 row` and `2 row + 1` as bits, of sums and of maxima, and what each
+/// row gives by itself.
+struct Folded<'a, const MR: usize>(&'a [[f32; 16]; MOST_ROWS]);
+
+impl<const MR: usize> Kernel for Folded<'_, MR> {
+    type Output = [Vec<u32>; 2];
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) -> [Vec<u32>; 2] {
+        let mut rows = [s.splat(0.0); MR];
+        for (row, numbers) in rows.iter_mut().zip(self.0) {
+            *row = s.load(numbers);
+        }
+        let (mut together, mut alone) = (Vec::new(), Vec::new());
+        let mut out = [0.0; 16];
+        s.store(s.sums_of_rows(rows), &mut out);
+        together.extend(out[..2 * MR].iter().copied().map(same_nan));
+        s.store(s.max_of_rows(rows), &mut out);
+        together.extend(out[..2 * MR].iter().map(|lane| lane.to_bits()));
+        alone.extend(rows.iter().flat_map(|row| [same_nan(s.reduce_sum(*row)); 2]));
+        alone.extend(rows.iter().flat_map(|row| [s.reduce_max(*row).to_bits(); 2]));
+        [together, alone]
+    }
+}
+
+#[test]
+fn rows_are_folded_together_as_each_alone() {
+    fn check<const MR: usize>(level: Level, rows: &[[f32; 16]; MOST_ROWS]) {
+        let [together, alone] = level.run(Folded::<MR>(rows));
+        assert_eq!(together, alone, "{level}, {MR} rows");
+    }
+    let numbers = awkward();
+    for level in Level::available() {
+        for start in 0..numbers.len() - 16 * MOST_ROWS {
+            let mut rows = [[0.0; 16]; MOST_ROWS];
+            rows.as_flattened_mut().copy_from_slice(&numbers[start..start + 16 * MOST_ROWS]);
+            check::<1>(level, &rows);
+            check::<2>(level, &rows);
+            check::<3>(level, &rows);
+            check::<4>(level, &rows);
+            check::<5>(level, &rows);
+            check::<6>(level, &rows);
+            check::<7>(level, &rows);
+            check::<8>(level, &rows);
+        }
     }
 }
 
