@@ -113,7 +113,8 @@ impl KvShape {
     /// use paged_kv::{KvDims, KvShape};
     ///
     /// let dims = KvDims { block_size: 16, n_kv_heads: 8, k_width: 128, v_width: 128 };
-    /// assert_eq!(KvShape::square(16, 8, 128), KvShape::new(dims));
+    /// assert_eq!(KvShape::square(16, 8, 128)?.dims(), dims);
+    /// # Ok::<(), paged_kv::ShapeError>(())
     /// ```
     ///
     /// # Errors
