@@ -92,6 +92,18 @@ impl fmt::Display for PagedStoreExhausted {
 impl Error for PagedStoreExhausted {}
 
 /// Which row of a position an error speaks of.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::KvCache;
+/// use paged_kv::{KvCacheError, Side};
+///
+/// let mut cache = KvCache::new(1, 2);
+/// let refused = cache.try_push(&[0.5; 2], &[0.5; 3]).unwrap_err();
+/// let KvCacheError::RowLength { side, .. } = refused else { unreachable!() };
+/// assert_eq!((side, side.to_string()), (Side::Value, "value".into()));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The key row.

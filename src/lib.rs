@@ -79,6 +79,28 @@
 //! [`Level::avx512_vnni`]) are in no class, and only had on request. Payloads of NaNs are nobody's
 //! promise.
 //!
+//! # Levels
+//!
+//! The fastest [`Level`] of the processor is found when the program runs, without std too. Another
+//! one is handed in with [`AttentionOptions::level`](attention::AttentionOptions::level).
+//!
+//! ```
+//! use paged_kv::Level;
+//!
+//! // What a command line says, or the fastest one.
+//! let asked = Level::from_name("portable").unwrap_or_else(Level::detect);
+//! assert_eq!((asked, asked.name()), (Level::PORTABLE, "portable"));
+//!
+//! // Those that give the same bits as it does.
+//! let mut alike = Level::available().filter(|level| level.is_fused() == asked.is_fused());
+//! assert!(alike.any(|level| level == asked));
+//!
+//! // Those that round queries are asked for by name, and are not there on every processor.
+//! for level in [Level::avx512_bf16(), Level::avx512_vnni()].into_iter().flatten() {
+//!     assert!(Level::available().all(|exact| exact != level));
+//! }
+//! ```
+//!
 //! # The rooms
 //!
 //! ```text

@@ -40,6 +40,8 @@ pub struct KvDims {
 /// use paged_kv::{KvShape, ShapeError};
 ///
 /// let shape = KvShape::square(16, 8, 128)?; // blocks of 16, 8 KV heads, rows of 128
+/// assert_eq!((shape.block_size(), shape.n_kv_heads()), (16, 8));
+/// assert_eq!((shape.k_width(), shape.v_width()), (128, 128));
 /// assert_eq!((shape.k_row_len(), shape.blocks_for(17)), (8 * 128, 2));
 /// assert_eq!(KvShape::square(0, 8, 128), Err(ShapeError::Zero { what: "block_size" }));
 /// # Ok::<(), ShapeError>(())
@@ -51,6 +53,18 @@ pub struct KvShape {
 
 impl KvShape {
     /// Checks the sizes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::{KvDims, KvShape};
+    ///
+    /// // Multi-head latent attention: a key row holds its value row and 64 numbers more.
+    /// let dims = KvDims { block_size: 64, n_kv_heads: 1, k_width: 576, v_width: 512 };
+    /// let shape = KvShape::new(dims)?;
+    /// assert_eq!((shape.k_row_len(), shape.v_row_len()), (576, 512));
+    /// # Ok::<(), paged_kv::ShapeError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -92,6 +106,16 @@ impl KvShape {
     }
 
     /// Checks the sizes of a layer whose key and value rows are equally wide.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::{KvDims, KvShape};
+    ///
+    /// let dims = KvDims { block_size: 16, n_kv_heads: 8, k_width: 128, v_width: 128 };
+    /// assert_eq!(KvShape::square(16, 8, 128)?.dims(), dims);
+    /// # Ok::<(), paged_kv::ShapeError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -154,7 +178,7 @@ impl KvShape {
 ///
 /// let kv = KvShape::square(16, 8, 128)?;
 /// let shape = GqaShape::new(kv, 32)?;
-/// assert_eq!((shape.group(), shape.q_row_len()), (4, 32 * 128));
+/// assert_eq!((shape.n_heads(), shape.group(), shape.q_row_len()), (32, 4, 32 * 128));
 /// let refused = ShapeError::HeadsNotDivisible { n_heads: 20, n_kv_heads: 8 };
 /// assert_eq!(GqaShape::new(kv, 20), Err(refused));
 /// # Ok::<(), ShapeError>(())
@@ -169,6 +193,16 @@ pub struct GqaShape {
 
 impl GqaShape {
     /// Checks that `n_heads` query heads can be shared out over the KV heads of `kv`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::{GqaShape, KvShape};
+    ///
+    /// let shape = GqaShape::new(KvShape::square(16, 1, 64)?, 8)?; // one KV head for all
+    /// assert_eq!((shape.group(), shape.kv().k_row_len(), shape.out_row_len()), (8, 64, 8 * 64));
+    /// # Ok::<(), paged_kv::ShapeError>(())
+    /// ```
     ///
     /// # Errors
     ///

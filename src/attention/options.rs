@@ -31,11 +31,24 @@ use crate::simd::Level;
 /// # Examples
 ///
 /// ```
-/// use paged_kv::attention::AttentionOptions;
+/// use paged_kv::attention::{AttentionOptions, attention_scratch_len, causal_gqa_attention_into};
+/// use paged_kv::cache::KvCache;
+/// use paged_kv::GqaShape;
 ///
-/// let gemma = AttentionOptions::new().soft_cap(50.0).window(4096);
-/// assert_ne!(gemma, AttentionOptions::default());
+/// let mut cache = KvCache::new(1, 4);
+/// cache.append(&[0.5; 3 * 4], &[2.0; 3 * 4], 3)?;
+/// let shape = GqaShape::new(cache.shape(), 2)?;
+/// let mut scratch = vec![0.0; attention_scratch_len(&shape, 1)];
+/// let mut out = vec![0.0; shape.out_row_len()];
+///
+/// let gemma = AttentionOptions::new().scale(0.0625).soft_cap(50.0).window(4096);
+/// causal_gqa_attention_into(&[0.1; 8], &cache, 2, &gemma, &mut out, &mut scratch)?;
+/// assert_eq!(out, [2.0; 8]);
+/// # Ok::<(), Box<dyn core::error::Error>>(())
 /// ```
+///
+/// In the examples of the setters keys are 0 where nothing else is said: all scores are 0 then, and
+/// an answer is the mean of the values that are seen. Their scratch is simply long enough.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use = "options do nothing until attention is called with them"]
 #[non_exhaustive]
@@ -61,6 +74,17 @@ impl Default for AttentionOptions<'_> {
 
 impl<'a> AttentionOptions<'a> {
     /// Plain causal attention.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::AttentionOptions;
+    ///
+    /// let full = AttentionOptions::new().soft_cap(50.0);
+    /// let sliding = full.window(4096); // options are copied: one for each kind of layer
+    /// assert_ne!(full, sliding);
+    /// assert_eq!(AttentionOptions::new(), AttentionOptions::default());
+    /// ```
     pub const fn new() -> Self {
         AttentionOptions {
             scale: None,
@@ -79,6 +103,23 @@ impl<'a> AttentionOptions<'a> {
 
     /// What a product of query and key is multiplied by; 1 / sqrt(k_width) unless set. Any number
     /// that is finite when multiplied by log2(e).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::{AttentionOptions, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 1);
+    /// cache.append(&[0.0, 2.0], &[1.0, 3.0], 2)?;
+    /// let (plain, half) = (AttentionOptions::new(), AttentionOptions::new().scale(0.5));
+    /// let (mut one, mut other, mut scratch) = ([0.0], [0.0], [0.0; 8192]);
+    /// // The default is 1 here: half of that is half of the query.
+    /// causal_gqa_attention_into(&[0.5], &cache, 1, &plain, &mut one, &mut scratch)?;
+    /// causal_gqa_attention_into(&[1.0], &cache, 1, &half, &mut other, &mut scratch)?;
+    /// assert_eq!(one, other);
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
         self
@@ -86,6 +127,24 @@ impl<'a> AttentionOptions<'a> {
 
     /// Bounds scores smoothly to `-cap ..= cap`, before any mask. Above zero, finite when
     /// multiplied by log2(e), and not so small that `scale / cap` is infinite.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::{AttentionOptions, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 1);
+    /// cache.append(&[0.0, 1000.0], &[1.0, 3.0], 2)?; // scores of 0 and 1000
+    /// let (mut out, mut scratch) = ([0.0], [0.0; 8192]);
+    /// let options = AttentionOptions::new();
+    /// causal_gqa_attention_into(&[1.0], &cache, 1, &options, &mut out, &mut scratch)?;
+    /// assert_eq!(out, [3.0]); // all weight is on one value
+    /// let capped = options.soft_cap(1.0);
+    /// causal_gqa_attention_into(&[1.0], &cache, 1, &capped, &mut out, &mut scratch)?;
+    /// assert!((out[0] - 2.462).abs() < 1e-3); // of 1 and e
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn soft_cap(mut self, cap: f32) -> Self {
         self.soft_cap = Some(cap);
         self
@@ -93,6 +152,23 @@ impl<'a> AttentionOptions<'a> {
 
     /// One ALiBi slope a query head, finite when multiplied by log2(e): a key loses `slope` for
     /// each position of distance.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use core::f32::consts::LN_2;
+    /// use paged_kv::attention::{AttentionOptions, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 1);
+    /// cache.append(&[0.0; 2], &[1.0, 3.0], 2)?;
+    /// let (mut out, mut scratch) = ([0.0; 2], [0.0; 8192]);
+    /// let slopes = [0.0, LN_2]; // for the second head, a key one position away weighs half
+    /// let options = AttentionOptions::new().alibi_slopes(&slopes);
+    /// causal_gqa_attention_into(&[0.5; 2], &cache, 2, &options, &mut out, &mut scratch)?;
+    /// assert!((out[0] - 2.0).abs() < 1e-6 && (out[1] - 3.5 / 1.5).abs() < 1e-6);
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn alibi_slopes(mut self, slopes: &'a [f32]) -> Self {
         self.alibi_slopes = Some(slopes);
         self
@@ -100,6 +176,21 @@ impl<'a> AttentionOptions<'a> {
 
     /// Only the last `window` positions up to the query are seen, the query's own included; at
     /// least 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::{AttentionOptions, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 1);
+    /// cache.append(&[0.0; 3], &[100.0, 1.0, 3.0], 3)?;
+    /// let (mut out, mut scratch) = ([0.0], [0.0; 8192]);
+    /// let options = AttentionOptions::new().window(2);
+    /// causal_gqa_attention_into(&[0.5], &cache, 1, &options, &mut out, &mut scratch)?;
+    /// assert_eq!(out, [2.0]); // the mean of the last two
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn window(mut self, window: usize) -> Self {
         self.window = Some(window);
         self
@@ -107,6 +198,21 @@ impl<'a> AttentionOptions<'a> {
 
     /// With a window, the first `n` positions are seen as well (StreamingLLM, Xiao et al. 2023; their
     /// "attention sinks", which are positions and not the logits of [`sinks`](Self::sinks)).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::{AttentionOptions, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 1);
+    /// cache.append(&[0.0; 3], &[1.0, 100.0, 3.0], 3)?;
+    /// let (mut out, mut scratch) = ([0.0], [0.0; 8192]);
+    /// let options = AttentionOptions::new().window(1).keep_first(1);
+    /// causal_gqa_attention_into(&[0.5], &cache, 1, &options, &mut out, &mut scratch)?;
+    /// assert_eq!(out, [2.0]); // the mean of the first and the last
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn keep_first(mut self, n: usize) -> Self {
         self.keep_first = n;
         self
@@ -116,6 +222,22 @@ impl<'a> AttentionOptions<'a> {
     /// not scaled, and the log-sum-exp leaves it out. Outputs of parts that are to be merged are
     /// asked for without sinks: the sink joins once, in
     /// [`AttentionState::finish`](crate::attention::AttentionState::finish).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::{AttentionOptions, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 1);
+    /// cache.push(&[0.0], &[3.0])?; // a score of 0
+    /// let (mut out, mut scratch) = ([0.0; 2], [0.0; 8192]);
+    /// let sinks = [0.0, f32::NEG_INFINITY]; // half of the weight of head 0, nothing of head 1
+    /// let options = AttentionOptions::new().sinks(&sinks);
+    /// causal_gqa_attention_into(&[0.5; 2], &cache, 2, &options, &mut out, &mut scratch)?;
+    /// assert_eq!(out, [1.5, 3.0]);
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn sinks(mut self, sinks: &'a [f32]) -> Self {
         self.sinks = Some(sinks);
         self
@@ -124,6 +246,22 @@ impl<'a> AttentionOptions<'a> {
     /// Whether a query sees no key behind its own position; on by default. Off, a query sees all
     /// keys (cross-attention), and there may be more query rows than positions, unless a window or
     /// slopes speak of a row's own position.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::{AttentionOptions, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut encoded = KvCache::new(1, 1);
+    /// encoded.append(&[0.0; 2], &[1.0, 3.0], 2)?;
+    /// let (mut out, mut scratch) = ([0.0; 3], [0.0; 8192]);
+    /// // Three rows of a decoder look at all of what was encoded.
+    /// let options = AttentionOptions::new().causal(false);
+    /// causal_gqa_attention_into(&[0.5; 3], &encoded, 1, &options, &mut out, &mut scratch)?;
+    /// assert_eq!(out, [2.0; 3]);
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
@@ -132,6 +270,21 @@ impl<'a> AttentionOptions<'a> {
     /// Only these positions are seen, as far as they are cached: a part, to be merged with the
     /// other parts by [`AttentionState`](crate::attention::AttentionState). Leave
     /// [`sinks`](Self::sinks) out of parts.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::{AttentionOptions, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 1);
+    /// cache.append(&[0.0; 4], &[1.0, 3.0, 5.0, 7.0], 4)?;
+    /// let (mut out, mut scratch) = ([0.0], [0.0; 8192]);
+    /// let options = AttentionOptions::new().positions(1..3);
+    /// causal_gqa_attention_into(&[0.5], &cache, 1, &options, &mut out, &mut scratch)?;
+    /// assert_eq!(out, [4.0]); // the mean of 3 and 5
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn positions(mut self, positions: Range<usize>) -> Self {
         self.positions = Some((positions.start, positions.end));
         self
@@ -144,6 +297,23 @@ impl<'a> AttentionOptions<'a> {
     ///
     /// What the other options hide stays hidden. A window and slopes go by places in the cache, where
     /// the distance of two tokens of a tree is not that of the text they belong to.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::{AttentionOptions, TreeMask, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 1);
+    /// cache.append(&[0.0; 3], &[1.0, 3.0, 5.0], 3)?; // a text of one, two drafts of the next
+    /// let (mut out, mut scratch) = ([0.0; 2], [0.0; 8192]);
+    /// let mut words = [0; 2];
+    /// let trees = [TreeMask::from_parents(&[None, None], &mut words)?];
+    /// let options = AttentionOptions::new().trees(&trees);
+    /// causal_gqa_attention_into(&[0.5; 2], &cache, 1, &options, &mut out, &mut scratch)?;
+    /// assert_eq!(out, [2.0, 3.0]); // each sees the text and itself: 1 and 3, 1 and 5
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn trees(mut self, trees: &'a [TreeMask<'a>]) -> Self {
         self.trees = Some(trees);
         self
@@ -152,12 +322,47 @@ impl<'a> AttentionOptions<'a> {
     /// How many query rows the call is meant to have. The doors count them by the query's length and
     /// the number of heads; with this, a number of heads that is wrong and still divides is an
     /// error instead of other numbers.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::AttentionError;
+    /// use paged_kv::attention::{AttentionOptions, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 2);
+    /// cache.append(&[0.5; 4], &[0.5; 4], 2)?;
+    /// // One row of two heads, and a number of heads that makes two rows of it.
+    /// let options = AttentionOptions::new().query_rows(1);
+    /// let mut out = [0.0; 4];
+    /// let refused = causal_gqa_attention_into(&[0.5; 4], &cache, 1, &options, &mut out, &mut []);
+    /// assert_eq!(refused, Err(AttentionError::QueryRows { need: 1, have: 2 }));
+    /// # Ok::<(), paged_kv::KvCacheError>(())
+    /// ```
     pub const fn query_rows(mut self, rows: usize) -> Self {
         self.query_rows = Some(rows);
         self
     }
 
     /// The level to run at; the fastest one of the processor unless set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::{AttentionOptions, causal_gqa_attention_into};
+    /// use paged_kv::cache::KvCache;
+    /// use paged_kv::Level;
+    ///
+    /// let mut cache = KvCache::new(1, 1);
+    /// cache.append(&[0.0; 2], &[1.0, 3.0], 2)?;
+    /// let (mut out, mut scratch) = ([0.0], [0.0; 8192]);
+    /// for level in Level::available() {
+    ///     let options = AttentionOptions::new().level(level);
+    ///     causal_gqa_attention_into(&[0.5], &cache, 1, &options, &mut out, &mut scratch)?;
+    ///     assert_eq!(out, [2.0], "{level}");
+    /// }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn level(mut self, level: Level) -> Self {
         self.level = Some(level);
         self

@@ -27,6 +27,9 @@ use crate::simd::{Kernel, Level, Simd};
 /// let mut other = AttentionState::empty(&mut right);
 /// other.push(0.0, &[0.0, 1.0]);
 /// state.merge(&other);
+/// assert!(!state.is_empty());
+/// assert_eq!((state.max(), state.denom(), state.out()), (0.0, 2.0, &[1.0, 1.0][..]));
+/// assert_eq!(state.lse(), 2.0_f32.ln());
 ///
 /// let mut answer = [0.0; 2];
 /// let lse = state.finish(None, &mut answer);
@@ -42,6 +45,19 @@ pub struct AttentionState<'a> {
 
 impl<'a> AttentionState<'a> {
     /// No key seen yet. `out` is as long as a value row and is cleared.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::AttentionState;
+    ///
+    /// let (mut row, mut answer) = ([7.0; 2], [7.0; 2]);
+    /// let state = AttentionState::empty(&mut row);
+    /// assert!(state.is_empty());
+    /// // A query that sees no key: zeros, and the logarithm of nothing.
+    /// assert_eq!(state.finish(None, &mut answer), f32::NEG_INFINITY);
+    /// assert_eq!(answer, [0.0; 2]);
+    /// ```
     pub fn empty(out: &'a mut [f32]) -> Self {
         out.fill(0.0);
         AttentionState { head: Head::EMPTY, out, level: Level::detect() }
@@ -50,6 +66,30 @@ impl<'a> AttentionState<'a> {
     /// What a finished part amounts to: its output row and its log-sum-exp, as attention writes
     /// them without sinks (a sink would be counted in each part, and the log-sum-exp leaves it
     /// out). A log-sum-exp of -inf is the empty state, whatever the row says.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::{
+    ///     AttentionOptions, AttentionState, Output, causal_gqa_attention_into,
+    /// };
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 1);
+    /// cache.append(&[0.0; 4], &[1.0, 3.0, 5.0, 7.0], 4)?;
+    /// let (mut out, mut lse, mut scratch) = ([[0.0]; 2], [[0.0]; 2], [0.0; 8192]);
+    /// for (part, (out, lse)) in [0..1, 1..4].into_iter().zip(out.iter_mut().zip(&mut lse)) {
+    ///     let options = AttentionOptions::new().positions(part);
+    ///     let output = Output::new(out).lse(lse);
+    ///     causal_gqa_attention_into(&[0.5], &cache, 1, &options, output, &mut scratch)?;
+    /// }
+    /// let ([mut first, mut rest], mut answer) = (out, [0.0]);
+    /// let mut state = AttentionState::from_output(&mut first, lse[0][0]);
+    /// state.merge(&AttentionState::from_output(&mut rest, lse[1][0]));
+    /// state.finish(None, &mut answer);
+    /// assert!((answer[0] - 4.0).abs() < 1e-6);
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn from_output(out: &'a mut [f32], lse: f32) -> Self {
         let mut state = AttentionState { head: Head::EMPTY, out, level: Level::detect() };
         if lse == f32::NEG_INFINITY {
@@ -64,6 +104,19 @@ impl<'a> AttentionState<'a> {
     }
 
     /// The same state, merged and finished at this level from now on.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::Level;
+    /// use paged_kv::attention::AttentionState;
+    ///
+    /// let (mut row, mut answer) = ([0.0; 2], [0.0; 2]);
+    /// let mut state = AttentionState::empty(&mut row).with_level(Level::SCALAR); // the reference
+    /// state.push(1.0, &[3.0, 4.0]);
+    /// state.finish(None, &mut answer);
+    /// assert_eq!(answer, [3.0, 4.0]);
+    /// ```
     #[must_use = "the state is moved into the one returned"]
     pub fn with_level(mut self, level: Level) -> Self {
         self.level = level;
@@ -72,6 +125,21 @@ impl<'a> AttentionState<'a> {
 
     /// Takes one more key in: its score (a natural logarithm, scaled and masked already) and its
     /// value.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use core::f32::consts::LN_2;
+    /// use paged_kv::attention::AttentionState;
+    ///
+    /// let (mut row, mut answer) = ([0.0], [0.0]);
+    /// let mut state = AttentionState::empty(&mut row);
+    /// state.push(0.0, &[1.0]);
+    /// state.push(LN_2, &[4.0]); // weighs twice as much
+    /// state.push(f32::NEG_INFINITY, &[100.0]); // was masked
+    /// state.finish(None, &mut answer);
+    /// assert!((answer[0] - 3.0).abs() < 1e-6);
+    /// ```
     ///
     /// # Panics
     ///
@@ -90,6 +158,24 @@ impl<'a> AttentionState<'a> {
     }
 
     /// Takes in what the other state has seen.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::AttentionState;
+    ///
+    /// let (mut rows, mut answer) = ([[0.0]; 3], [0.0]);
+    /// let [first, second, third] = &mut rows; // of three machines
+    /// let mut all = AttentionState::empty(first);
+    /// for (row, value) in [(second, 2.0), (third, 7.0)] {
+    ///     let mut part = AttentionState::empty(row);
+    ///     part.push(0.0, &[value]);
+    ///     part.push(0.0, &[0.0]);
+    ///     all.merge(&part);
+    /// }
+    /// all.finish(None, &mut answer);
+    /// assert_eq!(answer, [2.25]);
+    /// ```
     ///
     /// # Panics
     ///
@@ -123,6 +209,18 @@ impl<'a> AttentionState<'a> {
 
     /// Writes the answer and returns its log-sum-exp. The sink, a learned logit with a zero
     /// value, joins the denominator here and stays out of the log-sum-exp.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::AttentionState;
+    ///
+    /// let (mut row, mut answer) = ([0.0], [0.0]);
+    /// let mut state = AttentionState::empty(&mut row);
+    /// state.push(0.0, &[3.0]);
+    /// assert_eq!(state.finish(Some(0.0), &mut answer), 0.0); // the log-sum-exp without the sink
+    /// assert_eq!(answer, [1.5]); // which took half of the weight
+    /// ```
     ///
     /// # Panics
     ///

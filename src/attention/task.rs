@@ -217,6 +217,19 @@ impl ItemSize {
 /// What is enough for many rows is enough for fewer: ask once, for the largest chunk. The number
 /// is bounded whatever `n_q` is (an item has at most 256 rows, or one for each query head, or 96
 /// for one KV head), and depends neither on the length of the sequence nor on the stored type.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::attention::attention_scratch_len;
+/// use paged_kv::{GqaShape, KvShape};
+///
+/// let shape = GqaShape::new(KvShape::square(16, 8, 128)?, 32)?;
+/// let most = attention_scratch_len(&shape, 512); // for chunks of up to 512 rows
+/// assert!(attention_scratch_len(&shape, 1) <= most);
+/// assert_eq!(attention_scratch_len(&shape, 100_000), most);
+/// # Ok::<(), paged_kv::ShapeError>(())
+/// ```
 pub fn attention_scratch_len(shape: &GqaShape, n_q: usize) -> usize {
     // Rows grow with `n_q` on either side of the change from all heads to one; it comes somewhere
     // in 1 ..= DECODE_ROWS.

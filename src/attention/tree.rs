@@ -29,6 +29,7 @@ use crate::error::AttentionError;
 /// let mut words = [0; 4];
 /// let tree = TreeMask::from_parents(&[None, Some(0), None, Some(2)], &mut words)?;
 /// assert!(tree.sees(3, 2) && !tree.sees(3, 1));
+/// assert_eq!((tree.rows(), TreeMask::NONE.rows()), (4, 0));
 /// assert_eq!(words, [0b0001, 0b0011, 0b0100, 0b1100]);
 /// # Ok::<(), paged_kv::AttentionError>(())
 /// ```
@@ -43,11 +44,32 @@ impl<'a> TreeMask<'a> {
     pub const NONE: TreeMask<'static> = TreeMask { rows: 0, words: &[] };
 
     /// Words in one row of a mask of so many rows.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::TreeMask;
+    ///
+    /// assert_eq!([1, 64, 65].map(TreeMask::words_for_row), [1, 1, 2]);
+    /// ```
     pub const fn words_for_row(rows: usize) -> usize {
         rows.div_ceil(64)
     }
 
     /// A mask of so many rows.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::AttentionError;
+    /// use paged_kv::attention::TreeMask;
+    ///
+    /// let line = TreeMask::new(3, &[0b001, 0b011, 0b111])?; // one draft after the other
+    /// assert!(line.sees(2, 0) && !line.sees(0, 2));
+    /// let refused = TreeMask::new(2, &[0b11, 0b11]); // row 0 sees what comes behind it
+    /// assert_eq!(refused, Err(AttentionError::TreeBit { row: 0, column: 1 }));
+    /// # Ok::<(), AttentionError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -79,6 +101,19 @@ impl<'a> TreeMask<'a> {
 
     /// Writes the mask of a tree, given each row's parent: another row before it, or `None` where it
     /// follows the text.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::TreeMask;
+    ///
+    /// // Two guesses at the next token, and two at what follows the second of them.
+    /// let parents = [None, None, Some(1), Some(1)];
+    /// let mut words = vec![0; parents.len() * TreeMask::words_for_row(parents.len())];
+    /// let tree = TreeMask::from_parents(&parents, &mut words)?;
+    /// assert!(tree.sees(3, 1) && !tree.sees(3, 0) && !tree.sees(3, 2));
+    /// # Ok::<(), paged_kv::AttentionError>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -134,11 +134,32 @@ pub struct Rayon<'a> {
 #[cfg(feature = "rayon")]
 impl<'a> Rayon<'a> {
     /// The pool that a call is made in; outside of any, rayon's global one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::batch::{Executor, Rayon};
+    ///
+    /// let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build()?;
+    /// assert_eq!(pool.install(|| Rayon::current().threads()), 3);
+    /// # Ok::<(), rayon::ThreadPoolBuildError>(())
+    /// ```
     pub fn current() -> Self {
         Rayon { pool: None }
     }
 
     /// The threads of `pool`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::batch::{Executor, Rayon};
+    ///
+    /// let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build()?;
+    /// let executor = Rayon::of(&pool); // also where the caller is none of its threads
+    /// assert_eq!(executor.threads(), 3);
+    /// # Ok::<(), rayon::ThreadPoolBuildError>(())
+    /// ```
     pub fn of(pool: &'a rayon::ThreadPool) -> Self {
         Rayon { pool: Some(pool) }
     }

@@ -6,6 +6,40 @@
 //! whoever should fill them, and knows nothing of what is computed. Nobody owns threads that were
 //! not asked for: `ThreadPool` is a value that the caller makes and drops.
 //!
+//! # Examples
+//!
+//! A prompt that comes in and two answers to another one, over one layer:
+//!
+//! ```
+//! use paged_kv::GqaShape;
+//! use paged_kv::attention::AttentionOptions;
+//! use paged_kv::batch::{BatchLayer, BatchPlan, Inline, SequenceRows, shared_prefixes};
+//! use paged_kv::cache::{PagedKvCache, PagedKvStore};
+//!
+//! let mut store = PagedKvStore::new(64, 16, 1, 2);
+//! let (mut prompt, mut answer) = (PagedKvCache::new(), PagedKvCache::new());
+//! prompt.append(&mut store, &[0.5; 3 * 2], &[1.0; 3 * 2], 3)?;
+//! answer.append(&mut store, &[0.5; 100 * 2], &[2.0; 100 * 2], 100)?;
+//! let mut other = answer.fork(&mut store)?;
+//! other.push(&mut store, &[0.5; 2], &[2.0; 2])?;
+//!
+//! // Once a step: what is attended, by lengths and rows, and what is shared.
+//! let sequences = [&prompt, &answer, &other];
+//! let rows = [(3, 3), (100, 1), (101, 1)].map(|(len, rows)| SequenceRows { len, rows });
+//! let shape = GqaShape::new(store.shape(), 1)?;
+//! let plan = BatchPlan::with_shared(shape, &rows, &shared_prefixes(64, &sequences))?;
+//!
+//! // For each layer: its rows of queries, one sequence after the other.
+//! let (mut out, mut scratch) = (vec![0.0; plan.out_len()], vec![0.0; plan.scratch_len()]);
+//! let layer = BatchLayer { store: &store, sequences: &sequences, q: &[0.5; 5 * 2] };
+//! plan.attend(&layer, &AttentionOptions::new(), &mut out, &mut scratch, &Inline)?;
+//! assert_eq!(out, [[1.0; 2], [1.0; 2], [1.0; 2], [2.0; 2], [2.0; 2]].concat());
+//! # prompt.release(&mut store)?;
+//! # answer.release(&mut store)?;
+//! # other.release(&mut store)?;
+//! # Ok::<(), Box<dyn core::error::Error>>(())
+//! ```
+//!
 //! # The plan
 //!
 //! A sequence with few query rows (decode, the verification of a draft) is cut along its positions,

@@ -39,12 +39,16 @@ const INLINE_COST: u64 = 1 << 20;
 /// # Examples
 ///
 /// ```
-/// use paged_kv::batch::SequenceRows;
+/// use paged_kv::batch::{BatchPlan, SequenceRows};
+/// use paged_kv::{GqaShape, KvShape};
 ///
 /// let decoding = SequenceRows { len: 1025, rows: 1 };
 /// let draft_of_four = SequenceRows { len: 1029, rows: 5 };
 /// let prompt_chunk = SequenceRows { len: 512, rows: 512 };
-/// # let _ = (decoding, draft_of_four, prompt_chunk);
+/// let shape = GqaShape::new(KvShape::square(64, 2, 8)?, 4)?;
+/// let plan = BatchPlan::new(shape, &[decoding, draft_of_four, prompt_chunk])?;
+/// assert_eq!((plan.rows(0), plan.rows(1), plan.rows(2)), (0..1, 1..6, 6..518));
+/// # Ok::<(), Box<dyn core::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SequenceRows {
@@ -147,6 +151,21 @@ pub(super) struct Cell<'p> {
 impl BatchPlan {
     /// Plans a batch whose sequences share nothing, or whose sharing shall not be looked at.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::batch::{BatchPlan, SequenceRows};
+    /// use paged_kv::{GqaShape, KvShape};
+    ///
+    /// let shape = GqaShape::new(KvShape::square(64, 2, 8)?, 4)?;
+    /// let rows = [SequenceRows { len: 100, rows: 1 }, SequenceRows { len: 32, rows: 32 }];
+    /// let plan = BatchPlan::new(shape, &rows)?;
+    /// assert_eq!((plan.sequences(), plan.shape()), (&rows[..], shape));
+    /// assert_eq!((plan.total_rows(), plan.rows(1)), (33, 1..33));
+    /// assert_eq!((plan.q_len(), plan.out_len(), plan.lse_len()), (33 * 32, 33 * 32, 33 * 4));
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BatchError::TooLarge`].
@@ -157,6 +176,23 @@ impl BatchPlan {
     /// Plans a batch in which some sequences have prefixes in common, as
     /// [`shared_prefixes`](super::shared_prefixes) finds them: those are read once for all of their
     /// sequences. Prefixes by which nothing is gained are taken and left out.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::batch::{BatchPlan, SequenceRows, SharedPrefix};
+    /// use paged_kv::{GqaShape, KvShape};
+    ///
+    /// let shape = GqaShape::new(KvShape::square(64, 2, 8)?, 4)?;
+    /// let rows = [SequenceRows { len: 1100, rows: 1 }; 4];
+    /// let alone = BatchPlan::new(shape, &rows)?;
+    /// let long = SharedPrefix { sequences: vec![0, 1, 2, 3], positions: 1024 };
+    /// assert_ne!(BatchPlan::with_shared(shape, &rows, &[long])?, alone);
+    /// // Sixteen positions are not worth it.
+    /// let short = SharedPrefix { sequences: vec![0, 1], positions: 16 };
+    /// assert_eq!(BatchPlan::with_shared(shape, &rows, &[short])?, alone);
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -247,6 +283,18 @@ impl BatchPlan {
 
     /// Whether there is so little to do that the caller does it alone, whoever the executor is:
     /// below some 20 us.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::batch::{BatchPlan, SequenceRows};
+    /// use paged_kv::{GqaShape, KvShape};
+    ///
+    /// let shape = GqaShape::new(KvShape::square(64, 2, 64)?, 8)?;
+    /// let decode = |len| BatchPlan::new(shape, &[SequenceRows { len, rows: 1 }]);
+    /// assert!(decode(100)?.runs_inline() && !decode(100_000)?.runs_inline());
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn runs_inline(&self) -> bool {
         self.cost < INLINE_COST
     }

@@ -118,6 +118,18 @@ pub struct ThreadPool {
 impl ThreadPool {
     /// A pool of `threads` threads, of which the caller of a run is one: `threads - 1` are started.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::batch::{Executor, ThreadPool};
+    ///
+    /// let pool = ThreadPool::new(3); // starts two
+    /// assert_eq!(pool.threads(), 3);
+    /// let mut squares = [0.0; 100];
+    /// pool.for_each_chunk(&mut squares, 1, &|index, chunk| chunk[0] = (index * index) as f32);
+    /// assert_eq!(squares[99], 9801.0);
+    /// ```
+    ///
     /// # Panics
     ///
     /// If `threads` is 0, or if the operating system will not start so many.
@@ -131,6 +143,22 @@ impl ThreadPool {
     ///
     /// This is the place to pin workers to cores or to name a priority, for which the standard
     /// library has no words.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::{Arc, Mutex};
+    /// use paged_kv::batch::ThreadPool;
+    ///
+    /// let pinned = Arc::new(Mutex::new(Vec::new()));
+    /// let list = Arc::clone(&pinned);
+    /// // In earnest: pin the thread that calls to the core of this number.
+    /// let pool = ThreadPool::with_start_hook(3, move |core| list.lock().unwrap().push(core));
+    /// let mut cores = pinned.lock().unwrap();
+    /// cores.sort();
+    /// assert_eq!(*cores, [1, 2]);
+    /// # drop(pool);
+    /// ```
     ///
     /// # Panics
     ///

@@ -26,13 +26,22 @@ const STRIP: usize = 256;
 /// # Examples
 ///
 /// ```
-/// use paged_kv::batch::BatchLayer;
+/// use paged_kv::GqaShape;
+/// use paged_kv::attention::AttentionOptions;
+/// use paged_kv::batch::{BatchError, BatchLayer, BatchPlan, Inline, SequenceRows};
 /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
 ///
-/// let store = PagedKvStore::new(64, 4, 1, 2);
-/// let (first, second) = (PagedKvCache::new(), PagedKvCache::new());
-/// let layer = BatchLayer { store: &store, sequences: &[&first, &second], q: &[] };
-/// # let _ = layer;
+/// let mut store = PagedKvStore::new(64, 4, 1, 2);
+/// let mut cache = PagedKvCache::new();
+/// cache.push(&mut store, &[0.5; 2], &[0.5; 2])?;
+/// let rows = [SequenceRows { len: 2, rows: 1 }];
+/// let plan = BatchPlan::new(GqaShape::new(store.shape(), 1)?, &rows)?;
+/// // The step's own position is not there yet.
+/// let layer = BatchLayer { store: &store, sequences: &[&cache], q: &[0.5; 2] };
+/// let refused = plan.attend(&layer, &AttentionOptions::new(), &mut [0.0; 2], &mut [], &Inline);
+/// assert_eq!(refused, Err(BatchError::Length { sequence: 0, need: 2, have: 1 }));
+/// # cache.release(&mut store)?;
+/// # Ok::<(), Box<dyn core::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct BatchLayer<'a, E: Element = f32> {
@@ -56,6 +65,32 @@ impl BatchPlan {
     /// [`lse_len`](Self::lse_len) of log-sum-exp; `scratch` is at least
     /// [`scratch_len`](Self::scratch_len) long, and what is in it does not matter. Where there is
     /// little to do the executor is not asked ([`runs_inline`](Self::runs_inline)).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::GqaShape;
+    /// use paged_kv::attention::{AttentionOptions, Output};
+    /// use paged_kv::batch::{BatchLayer, BatchPlan, Inline, SequenceRows};
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 1);
+    /// let (mut first, mut second) = (PagedKvCache::new(), PagedKvCache::new());
+    /// first.append(&mut store, &[0.0; 2], &[1.0, 3.0], 2)?;
+    /// second.append(&mut store, &[0.0; 2], &[5.0, 7.0], 2)?;
+    /// let rows = [SequenceRows { len: 2, rows: 1 }, SequenceRows { len: 2, rows: 2 }];
+    /// let plan = BatchPlan::new(GqaShape::new(store.shape(), 1)?, &rows)?;
+    ///
+    /// let (mut out, mut lse) = (vec![0.0; plan.out_len()], vec![0.0; plan.lse_len()]);
+    /// let (output, options) = (Output::new(&mut out).lse(&mut lse), AttentionOptions::new());
+    /// let layer = BatchLayer { store: &store, sequences: &[&first, &second], q: &[0.5; 3] };
+    /// plan.attend(&layer, &options, output, &mut vec![0.0; plan.scratch_len()], &Inline)?;
+    /// assert_eq!(out, [2.0, 5.0, 6.0]); // a row of the first, and two of the second
+    /// assert_eq!(lse[1], 0.0); // the second's first row sees one key, whose score is 0
+    /// # first.release(&mut store)?;
+    /// # second.release(&mut store)?;
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

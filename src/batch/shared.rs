@@ -15,6 +15,30 @@ use crate::storage::sequence::PagedKvCache;
 ///
 /// It is a promise that [`BatchPlan::attend`](super::BatchPlan::attend) checks against the block
 /// tables. [`shared_prefixes`] finds it in them.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::GqaShape;
+/// use paged_kv::attention::AttentionOptions;
+/// use paged_kv::batch::{BatchError, BatchLayer, BatchPlan, Inline, SequenceRows, SharedPrefix};
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let mut store = PagedKvStore::new(64, 16, 1, 1);
+/// let mut two = [PagedKvCache::new(), PagedKvCache::new()];
+/// for cache in &mut two {
+///     cache.append(&mut store, &[0.5; 512], &[0.5; 512], 512)?;
+/// }
+/// let rows = [SequenceRows { len: 512, rows: 1 }; 2];
+/// let wrong = SharedPrefix { sequences: vec![0, 1], positions: 512 }; // the same rows, twice
+/// let plan = BatchPlan::with_shared(GqaShape::new(store.shape(), 1)?, &rows, &[wrong])?;
+/// let layer = BatchLayer { store: &store, sequences: &[&two[0], &two[1]], q: &[0.5; 2] };
+/// let (options, mut scratch) = (AttentionOptions::new(), vec![0.0; plan.scratch_len()]);
+/// let refused = plan.attend(&layer, &options, &mut [0.0; 2], &mut scratch, &Inline);
+/// assert_eq!(refused, Err(BatchError::NotShared { sequence: 1, with: 0, block: 0 }));
+/// # two.iter_mut().try_for_each(|cache| cache.release(&mut store))?;
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedPrefix {
     /// The sequences, by their place in the batch, in any order.

@@ -142,6 +142,24 @@ pub trait Format: Copy + Debug + Send + Sync + 'static {
 ///
 /// A NaN is stored as a NaN and an infinity as one; for [`Int8`] and [`Int4`] either of them makes NaN
 /// of everything that shares its scale.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::PagedKvStore;
+/// use paged_kv::{Element, Int4, KvShape, ShapeError, f16};
+///
+/// /// What an engine prints before it picks a stored type.
+/// fn line<E: Element>(shape: KvShape) -> Result<String, ShapeError> {
+///     let block = PagedKvStore::<E>::with_shape(shape, 1)?.bytes_per_block();
+///     Ok(format!("{}: {} bytes a position", E::NAME, block / shape.block_size()))
+/// }
+///
+/// let shape = KvShape::square(64, 8, 128)?;
+/// assert_eq!(line::<f16>(shape)?, "f16: 4096 bytes a position");
+/// assert_eq!(line::<Int4>(shape)?, "int4: 1280 bytes a position");
+/// # Ok::<(), ShapeError>(())
+/// ```
 pub trait Element: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
     /// How keys are packed, along the width.
     #[doc(hidden)]

@@ -24,6 +24,27 @@ use crate::id::{CacheEra, PageGroup};
 /// out; and 24 to 60 where no block stands behind it. With blocks of 64 that is 320 to 710 bytes.
 /// There is no bound to set: each cached block holds a group, so that the pool is the bound.
 ///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// use paged_kv::cache::SharedPagedKv;
+/// use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+///
+/// let shared = SharedPagedKv::new(1, 4, 8, 1, 1); // 8 blocks of 4 positions
+/// let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+/// let groups = prefixes.acquire_groups(2)?; // a request writes its rows there
+/// prefixes.insert(b"tenant", &[1, 2, 3, 4, 5, 6, 7, 8], &groups, Priority::NORMAL)?;
+/// groups.into_iter().for_each(|group| assert!(!shared.release_group(group))); // and is done
+/// assert_eq!((prefixes.block_size(), prefixes.stats().cached, shared.free_groups()), (4, 2, 6));
+///
+/// let lease = prefixes.lookup(b"tenant", &[1, 2, 3, 4, 5, 6, 9, 9]);
+/// assert_eq!((lease.covered(), prefixes.evictable()), (6, 0));
+/// prefixes.check_invariants([lease.groups()])?;
+/// # }
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
+///
 /// # Deadlock
 ///
 /// Takes the pool's group table, a leaf, and waits for no reader and no writer: its methods are legal
@@ -55,6 +76,21 @@ struct Found {
 impl<P: HoldersRef> PrefixCache<P> {
     /// An empty cache of blocks of `block_size` positions, which must be what the pool's blocks
     /// have in every layer. Nothing can be pinned until a budget is set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// use std::sync::Arc;
+    /// use paged_kv::cache::SharedPagedKv;
+    /// use paged_kv::prefix::{HashKey, PrefixCache};
+    ///
+    /// let shared = Arc::new(SharedPagedKv::new(2, 16, 8, 1, 4));
+    /// let mut prefixes = PrefixCache::new(Arc::clone(&shared), 16, HashKey::new([7; 16]));
+    /// assert_eq!((prefixes.block_size(), prefixes.pin_budget()), (16, 0));
+    /// assert!(prefixes.lookup(b"", &[1; 100]).is_empty());
+    /// # }
+    /// ```
     ///
     /// # Panics
     ///
@@ -88,6 +124,29 @@ impl<P: HoldersRef> PrefixCache<P> {
     }
 
     /// How many blocks may be pinned at once. Lowering it unpins nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PinError, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// let refused = prefixes.pin(b"tenant", &prompt);
+    /// assert_eq!(refused, Err(PinError::OverBudget { need: 2, left: 0 }));
+    /// prefixes.set_pin_budget(2);
+    /// assert_eq!(prefixes.pin_budget(), 2);
+    /// let pin = prefixes.pin(b"tenant", &prompt)?;
+    /// # prefixes.unpin(pin)?;
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn set_pin_budget(&mut self, blocks: usize) {
         self.pin_budget = blocks;
     }
@@ -97,6 +156,34 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// It is called in the middle of an operation, under the caller's lock: it should pass the
     /// event on and return. If it panics, the cache is whole, all that it was told of has happened,
     /// and it may not be told of the rest of that operation.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, PrefixEvent, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// use core::sync::atomic::{AtomicUsize, Ordering};
+    /// use std::sync::Arc;
+    ///
+    /// let removed = Arc::new(AtomicUsize::new(0));
+    /// let count = Arc::clone(&removed);
+    /// prefixes.set_sink(Some(Box::new(move |event| {
+    ///     let gone = usize::from(matches!(event, PrefixEvent::Removed { .. }));
+    ///     count.fetch_add(gone, Ordering::Relaxed);
+    /// })));
+    /// prefixes.evict(2);
+    /// assert_eq!(removed.load(Ordering::Relaxed), 2);
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn set_sink(&mut self, sink: Option<PrefixSink>) {
         self.sink = sink;
     }
@@ -124,6 +211,28 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// that cannot be held (because somebody released the cache's own count of it) ends it as if
     /// it were not there.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// let lease = prefixes.lookup(b"tenant", &prompt);
+    /// assert_eq!(lease.covered(), 7); // what follows is computed from the last token's row
+    /// assert!(prefixes.lookup(b"another tenant", &prompt).is_empty());
+    /// assert_eq!(prefixes.evict(2), 0); // not while it is held
+    /// # drop(lease);
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
+    ///
     /// # Cost
     ///
     /// One allocation for a hit, none for a miss; for each block one hash, one comparison of its
@@ -146,6 +255,26 @@ impl<P: HoldersRef> PrefixCache<P> {
 
     /// How many positions a lookup would cover. Holds nothing and counts as no use: by the time
     /// the caller acts on it they may be evicted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// // Where should this request go?
+    /// assert_eq!(prefixes.peek(b"tenant", &[1, 2, 3, 4, 5, 9, 9]), 5);
+    /// assert_eq!(prefixes.stats().tokens_asked, 0); // that was no lookup
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn peek(&self, salt: &[u8], tokens: &[u32]) -> usize {
         let most = &tokens[..tokens.len().saturating_sub(1)];
         let Some(found) = self.descend(salt, most) else { return 0 };
@@ -162,6 +291,29 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// is, with the group it has: the caller's own copy is not stored.
     ///
     /// All these blocks, stored or known, count as used now, and have this priority at least.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// let longer = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]; // three full blocks
+    /// let groups = prefixes.acquire_groups(4)?;
+    /// let inserted = prefixes.insert(b"tenant", &longer, &groups, Priority::NORMAL)?;
+    /// assert_eq!((inserted.known, inserted.stored), (2, 1));
+    /// # groups.into_iter().for_each(|group| drop(shared.release_group(group)));
+    /// assert_eq!(shared.free_groups(), 5); // the caller has given back its four
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -210,6 +362,28 @@ impl<P: HoldersRef> PrefixCache<P> {
 
     /// Keeps the full blocks of `tokens` from being evicted until the pin is given back.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// prefixes.set_pin_budget(2);
+    /// let pin = prefixes.pin(b"tenant", &prompt)?; // a system prompt
+    /// assert_eq!((prefixes.evict(2), prefixes.stats().pinned), (0, 2));
+    /// prefixes.unpin(pin)?;
+    /// assert_eq!(prefixes.evict(2), 2);
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PinError::TooShort`], [`PinError::NotCached`] where one of them is not cached, and
@@ -244,6 +418,29 @@ impl<P: HoldersRef> PrefixCache<P> {
     }
 
     /// Gives a pin back. Returns how many blocks are no longer pinned by anybody.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PinError, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// prefixes.set_pin_budget(2);
+    /// let first = prefixes.pin(b"tenant", &prompt)?;
+    /// let second = prefixes.pin(b"tenant", &prompt[..4])?; // the first block, pinned twice
+    /// assert_eq!(prefixes.unpin(first), Ok(1));
+    /// prefixes.clear();
+    /// assert_eq!(prefixes.unpin(second), Err(PinError::UnknownPin));
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -10,6 +10,28 @@ use super::tree::{Node, NodeId};
 use crate::id::PageGroup;
 
 /// One thing that is wrong with a [`PrefixCache`].
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// # use paged_kv::cache::SharedPagedKv;
+/// # use paged_kv::prefix::{HashKey, PrefixCache, PrefixFault, Priority};
+/// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+/// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+/// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+/// # let groups = prefixes.acquire_groups(2)?;
+/// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+/// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+/// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+/// let lease = prefixes.lookup(b"tenant", &prompt[..5]);
+/// let group = lease.groups()[0];
+/// let report = prefixes.check_invariants([]).unwrap_err();
+/// assert_eq!(report.faults(), [PrefixFault::Holders { group, counted: 2, found: 1 }]);
+/// # drop(lease);
+/// # }
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrefixFault {
@@ -90,6 +112,27 @@ impl fmt::Display for PrefixFault {
 }
 
 /// Everything that is wrong with a [`PrefixCache`], a line each.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// # use paged_kv::cache::SharedPagedKv;
+/// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+/// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+/// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+/// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+/// # let groups = prefixes.acquire_groups(2)?;
+/// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+/// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+/// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+/// let forgotten = prefixes.lookup(b"tenant", &prompt);
+/// let report = prefixes.check_invariants([]).unwrap_err();
+/// assert_eq!((report.faults().len(), report.to_string().lines().count()), (2, 2));
+/// # drop(forgotten);
+/// # }
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixReport {
     faults: Vec<PrefixFault>,
@@ -125,6 +168,27 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// `others` are the groups of everybody who holds any beside the cache: of each lease its
     /// [`groups`](super::Lease::groups), of each sequence those that it acquired or retained.
     /// Groups that are not cached may be among them and are not looked at.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// let lease = prefixes.lookup(b"tenant", &prompt);
+    /// prefixes.check_invariants([lease.groups()])?;
+    /// assert!(prefixes.check_invariants([]).is_err()); // somebody holds groups and was not told
+    /// # drop(lease);
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -7,6 +7,25 @@ use crate::error::GroupError;
 use crate::id::PageGroup;
 
 /// Why blocks were not stored. Nothing was changed.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// # use paged_kv::cache::SharedPagedKv;
+/// # use paged_kv::prefix::{HashKey, InsertError, PrefixCache, Priority};
+/// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+/// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+/// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+/// # let groups = prefixes.acquire_groups(2)?;
+/// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+/// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+/// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+/// let refused = prefixes.insert(b"tenant", &prompt, &[], Priority::NORMAL);
+/// assert_eq!(refused, Err(InsertError::GroupCount { need: 2, have: 0 }));
+/// # }
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InsertError {
@@ -50,6 +69,25 @@ impl From<GroupError> for InsertError {
 }
 
 /// Why a prefix was not pinned or unpinned. Nothing was changed.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// # use paged_kv::cache::SharedPagedKv;
+/// # use paged_kv::prefix::{HashKey, PinError, PrefixCache, Priority};
+/// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+/// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+/// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+/// # let groups = prefixes.acquire_groups(2)?;
+/// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+/// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+/// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+/// let refused = prefixes.pin(b"tenant", &[1, 2, 3, 4, 9, 9, 9, 9]);
+/// assert_eq!(refused, Err(PinError::NotCached { need: 2, have: 1 }));
+/// # }
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PinError {
@@ -103,6 +141,28 @@ impl fmt::Display for PinError {
 impl Error for PinError {}
 
 /// Why the blocks of a salt were not removed. Nothing was changed.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// # use paged_kv::cache::SharedPagedKv;
+/// # use paged_kv::prefix::{HashKey, PrefixCache, Priority, RemoveError};
+/// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+/// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+/// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+/// # let groups = prefixes.acquire_groups(2)?;
+/// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+/// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+/// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+/// prefixes.set_pin_budget(2);
+/// let pin = prefixes.pin(b"tenant", &prompt)?;
+/// assert_eq!(prefixes.remove_salt(b"tenant"), Err(RemoveError::Pinned { blocks: 2 }));
+/// prefixes.unpin(pin)?;
+/// assert_eq!(prefixes.remove_salt(b"tenant"), Ok(2));
+/// # }
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RemoveError {

@@ -29,6 +29,25 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// what anybody [uses](GroupHolders::in_use) beside the cache: a lease, or a sequence that
     /// retained the group or adopted its blocks, which would not come back.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// assert_eq!(prefixes.evict(1), 1); // the second block: without it the first is still found
+    /// assert_eq!((prefixes.peek(b"tenant", &prompt), shared.free_groups()), (4, 7));
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
+    ///
     /// # Cost
     ///
     /// For each block the logarithm of the blocks without children, and one question to the pool
@@ -49,6 +68,27 @@ impl<P: HoldersRef> PrefixCache<P> {
     ///
     /// `PrefixCache::reserve` and `acquire_groups` do this for a `SharedPagedKv`. It is for those who
     /// reserve otherwise.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// assert!(!prefixes.try_evict(3)); // there are two
+    /// assert_eq!(prefixes.stats().cached, 2);
+    /// assert!(prefixes.try_evict(2));
+    /// assert_eq!((prefixes.stats().cached, shared.free_groups()), (0, 8));
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Cost
     ///
@@ -77,6 +117,26 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// Lets all blocks of a salt go, because its tenant leaves or its weights are unloaded: none of
     /// them is found from then on, and what leases and sequences hold stays theirs until they let
     /// go. Returns how many groups went back to the pool.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// assert_eq!(prefixes.remove_salt(b"another tenant")?, 0);
+    /// assert_eq!(prefixes.remove_salt(b"tenant")?, 2);
+    /// assert_eq!(prefixes.peek(b"tenant", &prompt), 0);
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -115,6 +175,28 @@ impl<P: HoldersRef> PrefixCache<P> {
     ///
     /// Every [`Pin`](super::Pin) is void from then on. Returns how many groups went back to the
     /// pool.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// let lease = prefixes.lookup(b"tenant", &prompt);
+    /// assert_eq!(prefixes.clear(), 0); // both groups are the lease's still
+    /// assert_eq!((prefixes.stats().cached, shared.free_groups()), (0, 6));
+    /// drop(lease);
+    /// assert_eq!(shared.free_groups(), 8);
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn clear(&mut self) -> usize {
         let freed = self.release_all();
         self.tree = Tree::new(self.tree.block_size, self.tree.mask);
@@ -127,6 +209,27 @@ impl<P: HoldersRef> PrefixCache<P> {
     ///
     /// For admission control: a request fits that needs no more than this and what is free. Asks
     /// the pool about every cached block, so ask when little is free.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// assert_eq!(shared.free_groups() + prefixes.evictable(), 8);
+    /// let lease = prefixes.lookup(b"tenant", &prompt[..5]); // uses the first block
+    /// assert_eq!(shared.free_groups() + prefixes.evictable(), 7);
+    /// # drop(lease);
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn evictable(&self) -> usize {
         let mut stays = alloc::vec![false; self.tree.nodes.len()];
         for &end in &self.tree.blocks {

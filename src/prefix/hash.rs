@@ -38,7 +38,7 @@ use siphasher::sip::SipHasher13;
 /// // Under std, without another crate: two draws of what its hash maps are keyed with.
 /// let draw = || u128::from(RandomState::new().hash_one(0_u8));
 /// let key = HashKey::new((draw() << 64 | draw()).to_le_bytes());
-/// # let _ = key;
+/// assert_eq!(format!("{key:?}"), "HashKey(..)");
 /// # }
 /// ```
 #[derive(Clone, Copy)]
@@ -49,6 +49,15 @@ pub struct HashKey {
 
 impl HashKey {
     /// A key from sixteen random bytes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::prefix::HashKey;
+    ///
+    /// let key = HashKey::new(*b"from the config."); // one key for several processes
+    /// assert_eq!(format!("{key:?}"), "HashKey(..)");
+    /// ```
     pub const fn new(bytes: [u8; 16]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
         HashKey {

@@ -40,8 +40,8 @@ use crate::id::PageGroup;
 /// }
 ///
 /// let layers = Layers(SharedPagedKv::new(1, 16, 1, 1, 1));
-/// let cache = PrefixCache::new(&layers, 16, HashKey::new([1; 16]));
-/// # drop(cache);
+/// let mut cache = PrefixCache::new(&layers, 16, HashKey::new([1; 16]));
+/// assert!(cache.lookup(b"", &[7; 20]).is_empty());
 /// # }
 /// ```
 pub trait GroupHolders {
@@ -65,16 +65,67 @@ pub trait GroupHolders {
     /// Whether others use the group beside one holder, so that nothing would come back if that one
     /// released it: it has more holders, or sequences hold its blocks. The cache evicts no such
     /// group. Those who know only of holders may leave it as it is.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    /// use paged_kv::prefix::GroupHolders;
+    ///
+    /// let shared = SharedPagedKv::new(1, 16, 1, 1, 1);
+    /// let group = shared.acquire_group().expect("one is free");
+    /// assert!(!shared.in_use(group));
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.adopt_groups(&[group], 0)?;
+    /// assert!(shared.in_use(group)); // it has one holder, and its block would not come back
+    /// # shared.release_group(group);
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     fn in_use(&self, group: PageGroup) -> bool {
         self.holders(group) > 1
     }
 
     /// The [`holders`](Self::holders) of each of a few groups, into as many counts.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// use paged_kv::cache::SharedPagedKv;
+    /// use paged_kv::prefix::GroupHolders;
+    ///
+    /// let shared = SharedPagedKv::new(1, 16, 2, 1, 1);
+    /// let groups = shared.acquire_groups(2)?;
+    /// shared.retain_group(groups[1]);
+    /// let mut counts = [0; 2];
+    /// shared.holders_each(&groups, &mut counts);
+    /// assert_eq!(counts, [1, 2]);
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     fn holders_each(&self, groups: &[PageGroup], counts: &mut [u32]) {
         groups.iter().zip(counts).for_each(|(group, count)| *count = self.holders(*group));
     }
 
     /// One more holder of each, in order, up to the first that is refused: how many got one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// use paged_kv::cache::SharedPagedKv;
+    /// use paged_kv::prefix::GroupHolders;
+    ///
+    /// let shared = SharedPagedKv::new(1, 16, 3, 1, 1);
+    /// let groups = shared.acquire_groups(3)?;
+    /// shared.release_group(groups[1]);
+    /// assert_eq!(shared.retain_each(&groups), 1); // it stops at the second
+    /// assert_eq!((shared.holders(groups[0]), shared.holders(groups[2])), (2, 1));
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     fn retain_each(&self, groups: &[PageGroup]) -> usize {
         groups.iter().take_while(|group| self.retain(**group).is_ok()).count()
     }
@@ -83,6 +134,25 @@ pub trait GroupHolders {
 /// The way to whoever counts the holders: `&SharedPagedKv`, or an `Arc` of it.
 ///
 /// Implemented for everything that can be. A cache and each of its leases keep one.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// use std::sync::Arc;
+/// use paged_kv::cache::SharedPagedKv;
+/// use paged_kv::prefix::{HashKey, HoldersRef, PrefixCache};
+///
+/// /// Of several caches, the one that knows most of a prompt.
+/// fn route<P: HoldersRef>(caches: &[PrefixCache<P>], prompt: &[u32]) -> usize {
+///     (0..caches.len()).max_by_key(|&at| caches[at].peek(b"", prompt)).unwrap_or(0)
+/// }
+///
+/// let pool = Arc::new(SharedPagedKv::new(1, 16, 1, 1, 1));
+/// let cache = || PrefixCache::new(Arc::clone(&pool), 16, HashKey::new([7; 16]));
+/// assert_eq!(route(&[cache()], &[1, 2, 3]), 0);
+/// # }
+/// ```
 pub trait HoldersRef: Deref<Target: GroupHolders> + Clone {}
 
 impl<P: Deref<Target: GroupHolders> + Clone> HoldersRef for P {}

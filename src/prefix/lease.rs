@@ -12,6 +12,30 @@ use crate::id::PageGroup;
 /// Keep it as long as the sequence that uses the groups: nothing it holds is evicted meanwhile. It
 /// does not borrow the cache and may outlive it; what it holds is held at the pool itself.
 ///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// # use paged_kv::cache::SharedPagedKv;
+/// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+/// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+/// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+/// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+/// # let groups = prefixes.acquire_groups(2)?;
+/// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+/// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+/// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+/// let lease = prefixes.lookup(b"tenant", &[1, 2, 3, 4, 5, 6, 9, 9]);
+/// assert!(!lease.is_empty());
+/// assert_eq!((lease.covered(), lease.groups().len(), lease.full_groups().len()), (6, 2, 1));
+/// drop(prefixes); // the lease holds what it holds
+/// assert_eq!(shared.free_groups(), 6);
+/// drop(lease);
+/// assert_eq!(shared.free_groups(), 8);
+/// # }
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
+///
 /// # Deadlock
 ///
 /// Dropping it takes the pool's group table and nothing else, and never the cache: it is legal
@@ -33,6 +57,27 @@ pub struct Lease<P: HoldersRef> {
 }
 
 /// A cached block of which only the first positions are of use.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// # use paged_kv::cache::SharedPagedKv;
+/// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+/// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+/// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+/// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+/// # let groups = prefixes.acquire_groups(2)?;
+/// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+/// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+/// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+/// let lease = prefixes.lookup(b"tenant", &[1, 2, 3, 4, 5, 6, 9, 9]);
+/// let part = lease.partial().expect("it ends inside a block");
+/// assert_eq!((part.positions, part.group), (2, lease.groups()[1])); // 5 and 6
+/// # drop(lease);
+/// # }
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PartialBlock {
@@ -56,6 +101,28 @@ impl<P: HoldersRef> Lease<P> {
 
     /// Lets the partly used block go, once its rows are copied. The lease covers the full blocks
     /// from then on.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// let mut lease = prefixes.lookup(b"tenant", &[1, 2, 3, 4, 5, 6, 9, 9]);
+    /// lease.release_partial();
+    /// assert_eq!((lease.covered(), lease.groups().len()), (4, 1));
+    /// assert_eq!(prefixes.evict(2), 1); // the block of 5 to 8
+    /// # drop(lease);
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn release_partial(&mut self) {
         let full = self.covered / self.block_size;
         for group in self.groups.drain(full..) {
@@ -65,6 +132,26 @@ impl<P: HoldersRef> Lease<P> {
     }
 
     /// Hands the groups over, with their counts: whoever takes them releases each once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// let groups = prefixes.lookup(b"tenant", &prompt[..5]).into_groups();
+    /// assert_eq!(shared.group_refs(groups[0]), 2); // the cache, and whoever has this list
+    /// assert!(!shared.release_group(groups[0]));
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     #[must_use = "nobody releases the groups but who takes them"]
     pub fn into_groups(mut self) -> Vec<PageGroup> {
         core::mem::take(&mut self.groups)
@@ -99,6 +186,30 @@ impl<P: HoldersRef> Lease<P> {
     /// so that nobody's rows are written over; from then on the lease may
     /// [let it go](Self::release_partial). The copy is in no group, so that it and what comes behind
     /// it cannot be inserted. Or the request does without and computes those positions.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(any(feature = "std", feature = "spin"))] {
+    /// # use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// let mut lease = prefixes.lookup(b"tenant", &[1, 2, 3, 4, 5, 6, 9, 9]);
+    /// assert!(lease.partial().is_some());
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.adopt_groups(lease.groups(), lease.covered())?;
+    /// sequence.reserve(2)?; // copies the part
+    /// lease.release_partial();
+    /// assert_eq!((lease.partial(), sequence.len()), (None, 6));
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn partial(&self) -> Option<PartialBlock> {
         let positions = self.covered % self.block_size;
         let group = *self.groups.last()?;

@@ -177,6 +177,7 @@ use tree::NodeId;
 /// use paged_kv::prefix::Priority;
 ///
 /// assert!(Priority::LOWEST < Priority::new(17) && Priority::new(17) < Priority::default());
+/// assert_eq!((Priority::NORMAL.get(), Priority::HIGHEST.get()), (128, 255));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(u8);
@@ -190,6 +191,15 @@ impl Priority {
     pub const HIGHEST: Priority = Priority(255);
 
     /// The higher, the longer it stays.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::prefix::Priority;
+    ///
+    /// let system_prompt = Priority::new(200);
+    /// assert!(Priority::NORMAL < system_prompt && system_prompt < Priority::HIGHEST);
+    /// ```
     pub const fn new(priority: u8) -> Self {
         Priority(priority)
     }
@@ -207,6 +217,28 @@ impl Default for Priority {
 }
 
 /// What [`PrefixCache::insert`] did.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// # use paged_kv::cache::SharedPagedKv;
+/// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+/// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+/// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+/// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+/// # let groups = prefixes.acquire_groups(2)?;
+/// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+/// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+/// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+/// // Somebody else has computed the same prompt meanwhile.
+/// let groups = prefixes.acquire_groups(2)?;
+/// let inserted = prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+/// assert_eq!((inserted.known, inserted.stored), (2, 0));
+/// # groups.into_iter().for_each(|group| assert!(shared.release_group(group)));
+/// # }
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inserted {
@@ -219,6 +251,27 @@ pub struct Inserted {
 /// Keeps cached blocks from being evicted until it is given to [`PrefixCache::unpin`].
 ///
 /// Dropped instead, they stay until the cache is cleared or dropped.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// # use paged_kv::cache::SharedPagedKv;
+/// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+/// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+/// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+/// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+/// # let groups = prefixes.acquire_groups(2)?;
+/// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+/// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+/// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+/// prefixes.set_pin_budget(1);
+/// drop(prefixes.pin(b"tenant", &prompt[..4])?);
+/// assert_eq!(prefixes.evict(2), 1); // the pinned block stays
+/// assert_eq!((prefixes.clear(), prefixes.stats().pinned), (1, 0));
+/// # }
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[must_use = "what is pinned stays until the pin is given back"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Pin {

@@ -94,6 +94,26 @@ where
     /// behind those of its lease, grows into them, and its full blocks are
     /// [inserted](Self::insert). What a lease holds does not go.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use paged_kv::cache::SharedPagedKv;
+    /// # use paged_kv::prefix::{HashKey, PrefixCache, Priority};
+    /// # let shared = SharedPagedKv::new(1, 4, 8, 1, 1);
+    /// # let mut prefixes = PrefixCache::new(&shared, 4, HashKey::new([7; 16]));
+    /// # let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
+    /// # let groups = prefixes.acquire_groups(2)?;
+    /// # prefixes.insert(b"tenant", &prompt, &groups, Priority::NORMAL)?;
+    /// # groups.into_iter().for_each(|group| assert!(!shared.release_group(group)));
+    /// // Cached are the two blocks of `prompt`, 1 to 8, in a pool of 8 blocks of 4 positions.
+    /// let groups = prefixes.acquire_groups(7)?; // six are free, and one of the cached blocks goes
+    /// assert_eq!(prefixes.stats().cached, 1);
+    /// assert!(prefixes.acquire_groups(2).is_err()); // one could go, which is not enough
+    /// assert_eq!(prefixes.stats().cached, 1);
+    /// # groups.into_iter().for_each(|group| assert!(shared.release_group(group)));
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PagedStoreExhausted`] where what may go would not be enough; nothing has changed then.

@@ -6,6 +6,21 @@ use core::fmt;
 use crate::id::PageGroup;
 
 /// Who is told of each [`PrefixEvent`].
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(any(feature = "std", feature = "spin"))] {
+/// use paged_kv::cache::SharedPagedKv;
+/// use paged_kv::prefix::{HashKey, PrefixCache, PrefixSink};
+///
+/// let shared = SharedPagedKv::new(1, 16, 1, 1, 1);
+/// let mut cache = PrefixCache::new(&shared, 16, HashKey::new([7; 16]));
+/// let sink: PrefixSink = Box::new(|event| println!("{event:?}"));
+/// cache.set_sink(Some(sink));
+/// assert_eq!(cache.clear(), 0); // prints `Cleared`
+/// # }
+/// ```
 pub type PrefixSink = Box<dyn FnMut(PrefixEvent<'_>) + Send + Sync>;
 
 /// What a [`PrefixCache`](super::PrefixCache) holds and what it has done since it was made. Prints as
@@ -86,7 +101,7 @@ impl fmt::Display for PrefixStats {
 /// ```
 /// # #[cfg(feature = "std")] {
 /// use paged_kv::cache::SharedPagedKv;
-/// use paged_kv::prefix::{HashKey, PrefixCache, PrefixEvent};
+/// use paged_kv::prefix::{HashKey, PrefixCache, PrefixEvent, Priority};
 /// use std::sync::mpsc;
 ///
 /// let shared = SharedPagedKv::new(1, 16, 1, 1, 1);
@@ -100,8 +115,15 @@ impl fmt::Display for PrefixStats {
 ///     };
 ///     let _ = router.send(told);
 /// })));
-/// # drop(events);
+///
+/// let group = shared.acquire_group().expect("one is free");
+/// cache.insert(b"", &[7; 16], &[group], Priority::NORMAL)?;
+/// shared.release_group(group);
+/// cache.evict(1);
+/// let (stored, removed) = (events.recv()?, events.recv()?);
+/// assert_eq!((stored.0, removed), (true, (false, stored.1)));
 /// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -14,6 +14,19 @@ type NotSend = PhantomData<dyn Sync>;
 
 /// Shared access to one layer's store, for attention. Dropping it ends the access.
 ///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::SharedPagedKv;
+///
+/// let shared = SharedPagedKv::new(1, 16, 4, 1, 1);
+/// let guard = shared.read(0);
+/// assert_eq!(guard.free_block_count(), 4); // it is a `&PagedKvStore`
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| assert_eq!(shared.read(0).block_size(), 16)); // readers do not wait
+/// });
+/// ```
+///
 /// # Deadlock
 ///
 /// A thread that holds one and asks for another guard of the same layer, be it a read guard, may
@@ -32,6 +45,21 @@ pub struct RwLockReadGuard<'a, T> {
 
 /// Exclusive access to one layer's store, for a push. While it lives, nobody else takes blocks of
 /// the layer. Dropping it ends the access.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, SharedPagedKv};
+///
+/// let shared = SharedPagedKv::new(1, 16, 4, 1, 1);
+/// let mut cache = PagedKvCache::new();
+/// let mut guard = shared.write(0);
+/// cache.push(&mut guard, &[0.5], &[0.5])?; // it is a `&mut PagedKvStore`
+/// assert_eq!(shared.free_blocks(0), 3); // counting waits for nobody
+/// # drop(guard);
+/// # shared.release(0, &mut cache)?;
+/// # Ok::<(), paged_kv::PagedKvError>(())
+/// ```
 ///
 /// # Deadlock
 ///

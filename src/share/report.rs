@@ -42,6 +42,20 @@ pub enum Holder<'a> {
 
 impl<'a> Holder<'a> {
     /// A block table in one layer.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{Holder, PagedKvCache, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 1);
+    /// let mut cache = PagedKvCache::new();
+    /// cache.push(&mut shared.write(1), &[0.5], &[0.5])?;
+    /// shared.check_invariants([Holder::table(1, cache.block_table())])?;
+    /// assert!(shared.check_invariants([Holder::table(0, cache.block_table())]).is_err());
+    /// # shared.release(1, &mut cache)?;
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn table(layer: usize, blocks: &'a [BlockId]) -> Self {
         Holder::Table { layer, blocks }
     }
@@ -141,6 +155,21 @@ impl<E: super::spec::LayerElement> SharedPagedKv<E> {
 
     /// How many blocks of each layer, and how many groups, are free, held, shared. A snapshot.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 1);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(20)?;
+    /// let text = "0 groups, 2 free\n\
+    ///             layers 0 to 1: 4 blocks of 16 positions: 2 free, 2 held (0 shared, 0 cached), \
+    ///             2 at most";
+    /// assert_eq!(shared.stats().to_string(), text);
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
+    ///
     /// # Cost
     ///
     /// One allocation; visits the blocks that were ever held. Takes the group table's lock and
@@ -153,6 +182,18 @@ impl<E: super::spec::LayerElement> SharedPagedKv<E> {
     }
 
     /// The blocks of every layer and their holders as a picture in letters, to be printed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 1);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(20)?;
+    /// assert_eq!(shared.map().to_string(), "2 layers\nlayers 0 to 1\n       0 11..");
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Cost
     ///
@@ -239,6 +280,23 @@ impl fmt::Display for PoolStats {
 
 /// The blocks of all layers as a picture: [`StoreMap`] says what the letters are. Layers that look
 /// alike are printed once.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, SharedPagedKv};
+///
+/// let shared = SharedPagedKv::new(2, 16, 4, 1, 1);
+/// let group = shared.acquire_group().expect("four are free");
+/// let mut cache = PagedKvCache::new();
+/// cache.push(&mut shared.write(0), &[0.5], &[0.5])?;
+/// // The group has a block in both layers, the sequence in one of them.
+/// let picture = "2 layers\nlayer 0\n       0 c1..\nlayer 1\n       0 c...";
+/// assert_eq!(shared.map().to_string(), picture);
+/// # shared.release(0, &mut cache)?;
+/// # shared.release_group(group);
+/// # Ok::<(), paged_kv::PagedKvError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct PoolMap {
     layers: Vec<StoreMap>,

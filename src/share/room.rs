@@ -76,6 +76,18 @@ impl<E: LayerElement> SharedPagedKv<E> {
     /// A request that does not fit now should wait; one for which this is `false` would wait for
     /// ever. A layer with a window needs room for what the window keeps and one position more; steps
     /// of many positions need that many more. Takes no lock.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::SharedPagedKv;
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 4);
+    /// let groups = shared.acquire_groups(4)?; // nothing is free, which is no matter
+    /// assert!(shared.can_ever_fit(4 * 16) && !shared.can_ever_fit(4 * 16 + 1));
+    /// # groups.into_iter().for_each(|group| assert!(shared.release_group(group)));
+    /// # Ok::<(), paged_kv::PagedStoreExhausted>(())
+    /// ```
     pub fn can_ever_fit(&self, len: usize) -> bool {
         self.seats().all(|seat| {
             let all = || seat.shape.blocks_for(len);

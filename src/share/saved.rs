@@ -94,6 +94,30 @@ where
     /// Each layer keeps the window that it has here. The module says [what may
     /// differ](crate::wire#what-may-differ-and-what-may-not).
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    /// use paged_kv::wire::{Label, Saved, WireError};
+    ///
+    /// let shared = SharedPagedKv::new(1, 16, 4, 1, 2);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(1)?;
+    /// sequence.push(0, &[1.0; 2], &[2.0; 2])?;
+    /// sequence.commit(1)?;
+    /// let mut bytes = Vec::new();
+    /// sequence.save(&Label::new(), &mut bytes)?;
+    /// sequence.release();
+    ///
+    /// let cut = &bytes[..bytes.len() - 1]; // it has not arrived as a whole
+    /// let refused = sequence.restore(Saved::open(cut)?);
+    /// assert!(matches!(refused, Err(WireError::Truncated { .. })));
+    /// assert_eq!((sequence.len(), shared.free_blocks(0)), (0, 4));
+    /// sequence.restore(Saved::open(&bytes[..])?)?;
+    /// assert_eq!(sequence.len(), 1);
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`WireError::Kv`] where the sequence is not empty, or a layer has too few blocks free;

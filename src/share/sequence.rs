@@ -67,7 +67,9 @@ use crate::storage::sequence::window::KvWindow;
 /// sequence.commit(1)?;
 ///
 /// let beam = sequence.fork()?; // the same block of each layer
-/// assert_eq!((beam.len(), shared.free_groups()), (1, 3));
+/// assert_eq!((beam.len(), beam.shared().free_groups()), (1, 3));
+/// assert_eq!(beam.stats().shared, 2);
+/// shared.check_invariants(sequence.holders().chain(beam.holders()))?;
 /// drop((sequence, beam));
 /// assert_eq!(shared.free_groups(), 4);
 /// # Ok::<(), Box<dyn core::error::Error>>(())
@@ -103,6 +105,19 @@ where
     E: LayerElement,
 {
     /// An empty sequence. One allocation; takes no block and no lock.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = Arc::new(SharedPagedKv::new(2, 16, 4, 1, 2));
+    /// let mut sequence = PagedSequence::new(Arc::clone(&shared)); // may go to any thread
+    /// std::thread::spawn(move || sequence.reserve(20)).join().expect("no panic")?;
+    /// assert_eq!(shared.free_groups(), 4); // that thread has dropped it
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     pub fn new(shared: P) -> Self {
         let place = |window: Option<KvWindow>| {
             let cache = window.map_or_else(PagedKvCache::new, PagedKvCache::with_window);
@@ -124,6 +139,27 @@ where
     /// the blocks that it has passed at `len` are not held.
     ///
     /// `len` is taken on trust: more positions than were written is whatever rows lie there.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(1, 4, 8, 1, 2); // blocks of 4 positions
+    /// let groups = shared.acquire_groups(2)?;
+    /// let mut first = PagedSequence::new(&shared);
+    /// first.adopt_groups(&groups, 0)?; // room to grow into
+    /// first.reserve(8)?; // takes no block
+    /// first.append(0, &[1.0; 8 * 2], &[2.0; 8 * 2], 8)?;
+    /// first.commit(8)?;
+    ///
+    /// let mut second = PagedSequence::new(&shared);
+    /// second.adopt_groups(&groups, 8)?; // with the rows that are there now
+    /// assert_eq!(second.cache(0).block_table(), first.cache(0).block_table());
+    /// assert_eq!((second.len(), shared.free_blocks(0)), (8, 6));
+    /// # groups.into_iter().for_each(|group| assert!(shared.release_group(group)));
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -152,6 +188,22 @@ where
     /// given back first. After that no write of those positions can run out of blocks, whatever others do. Where the
     /// block that is being filled is held by others as well, its copy is made here. Room that is
     /// not used stays until [`truncate`](Self::truncate) or [`release`](Self::release).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::PagedKvError;
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(20)?; // two blocks of each layer
+    /// assert_eq!(shared.free_groups(), 2);
+    /// let refused = sequence.reserve(80).unwrap_err(); // three more of each, and two are free
+    /// let PagedKvError::Exhausted(short) = refused else { unreachable!() };
+    /// assert_eq!((short.need, short.free, shared.free_groups()), (3, 2, 2));
+    /// # Ok::<(), PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -195,6 +247,24 @@ where
     /// Waiting is safe for a request that holds nothing yet. One that holds blocks may wait for
     /// another that waits for it: both come back after `most`, and one of them has to give way.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use core::time::Duration;
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
+    /// let (mut running, mut waiting) = (PagedSequence::new(&shared), PagedSequence::new(&shared));
+    /// running.reserve(64)?;
+    /// assert!(waiting.reserve_within(20, Duration::from_millis(1)).is_err());
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(move || drop(running));
+    ///     waiting.reserve_within(20, Duration::from_secs(60))
+    /// })?;
+    /// assert_eq!(shared.free_groups(), 2);
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As `reserve`, with the last refusal; at once where the positions could
@@ -222,6 +292,22 @@ where
     /// Writes the next position of one layer into reserved room: `k` is `[n_kv_heads][k_width]`,
     /// `v` is `[n_kv_heads][v_width]`.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::PagedKvError;
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// let no_room = Err(PagedKvError::NotReserved { need: 1, have: 0 });
+    /// assert_eq!(sequence.push(0, &[1.0; 2], &[2.0; 2]), no_room);
+    /// sequence.reserve(1)?;
+    /// sequence.push(0, &[1.0; 2], &[2.0; 2])?;
+    /// assert_eq!((sequence.cache(0).seq_len(), sequence.len()), (1, 0)); // written, not committed
+    /// # Ok::<(), PagedKvError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PagedKvError::NotReserved`] where there is no room: none was reserved, or a fork or a
@@ -247,6 +333,22 @@ where
     /// Writes the next `n` positions of one layer, all or none: `k` is `[n][n_kv_heads][k_width]`,
     /// `v` is `[n][n_kv_heads][v_width]`.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(3)?; // a prompt of three tokens
+    /// for layer in 0..2 {
+    ///     sequence.append(layer, &[1.0; 3 * 2], &[2.0; 3 * 2], 3)?;
+    /// }
+    /// sequence.commit(3)?;
+    /// assert_eq!(sequence.len(), 3);
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
+    ///
     /// # Errors, panics, deadlock
     ///
     /// As [`push`](Self::push).
@@ -267,6 +369,23 @@ where
 
     /// As [`append`](Self::append), under a write guard that the caller holds: for a batch whose
     /// sequences write one after the other under one guard.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
+    /// let mut batch = [(); 3].map(|()| PagedSequence::new(&shared));
+    /// batch.iter_mut().try_for_each(|sequence| sequence.reserve(1))?;
+    /// let mut store = shared.write(0);
+    /// for sequence in &mut batch {
+    ///     sequence.append_to(&mut store, 0, &[1.0; 2], &[2.0; 2], 1)?;
+    /// }
+    /// drop(store);
+    /// assert!(batch.iter().all(|sequence| sequence.cache(0).seq_len() == 1));
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -295,6 +414,24 @@ where
     /// What was written past that is taken back, its blocks stay as room: of eight draft tokens
     /// `commit(3)` keeps the first three. So a step always ends with all layers alike.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::PagedKvError;
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(4)?; // a token and three drafted ones
+    /// sequence.append(0, &[1.0; 4 * 2], &[2.0; 4 * 2], 4)?;
+    /// let behind = Err(PagedKvError::LayerBehind { layer: 1, need: 3, have: 0 });
+    /// assert_eq!(sequence.commit(3), behind);
+    /// sequence.append(1, &[1.0; 4 * 2], &[2.0; 4 * 2], 4)?;
+    /// sequence.commit(3)?; // the last one was rejected
+    /// assert_eq!((sequence.len(), sequence.cache(0).seq_len()), (3, 3));
+    /// # Ok::<(), PagedKvError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PagedKvError::LayerBehind`] where a layer has fewer positions; nothing has changed then.
@@ -322,6 +459,23 @@ where
     /// The rows are copied as they are stored, so that what comes after is attended as if the tokens
     /// of the path had been written one after the other. Keys that were rotated for their depth in the
     /// tree are right where they end up; keys rotated for their place in it are not.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(1, 16, 4, 1, 1);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(3)?;
+    /// // A draft and two that follow it, of which the second was right.
+    /// sequence.append(0, &[1.0, 2.0, 3.0], &[0.5; 3], 3)?;
+    /// sequence.compact(&[0, 2])?;
+    /// let mut key = [0.0];
+    /// sequence.cache(0).copy_k_row(&shared.read(0), 1, 0, &mut key)?;
+    /// assert_eq!((sequence.len(), key), (2, [3.0]));
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -368,6 +522,21 @@ where
 
     /// Takes back what was written since the last [`commit`](Self::commit), in every layer. The
     /// room stays reserved.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(1)?;
+    /// sequence.push(0, &[1.0; 2], &[2.0; 2])?;
+    /// sequence.abandon(); // something failed before layer 1
+    /// assert_eq!((sequence.len(), sequence.cache(0).seq_len()), (0, 0));
+    /// sequence.push(0, &[1.0; 2], &[2.0; 2])?; // the step is done again, in the same room
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     pub fn abandon(&mut self) {
         for place in &mut self.places {
             place.cache.rewind(self.len);
@@ -376,6 +545,21 @@ where
 
     /// Takes back all positions from `len` on, in every layer, and gives back every block that the
     /// rest does not need, reserved ones too. A step under way is abandoned.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(1, 16, 4, 1, 2);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(20)?;
+    /// sequence.append(0, &[1.0; 20 * 2], &[2.0; 20 * 2], 20)?;
+    /// sequence.commit(20)?;
+    /// sequence.truncate(10)?; // the conversation goes on from its tenth token
+    /// assert_eq!((sequence.len(), shared.free_blocks(0)), (10, 3));
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -401,6 +585,21 @@ where
 
     /// Gives every block of every layer back; the sequence is empty then, and can begin anew.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
+    /// let mut sequence = PagedSequence::new(&shared);
+    /// sequence.reserve(20)?;
+    /// sequence.release(); // others need the blocks now
+    /// assert!(sequence.is_empty());
+    /// assert_eq!(shared.free_groups(), 4);
+    /// sequence.reserve(40)?; // it is computed anew from its tokens, later
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
+    ///
     /// # Cost
     ///
     /// One atomic step for each block. Waits for nothing, and is legal under any guard and while
@@ -415,6 +614,23 @@ where
     /// not committed, and room that is reserved, stays with this sequence; where the two share a
     /// block that is being filled, either needs to [`reserve`](Self::reserve) before it writes the
     /// next position.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedSequence, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(1, 16, 4, 1, 2);
+    /// let mut prompt = PagedSequence::new(&shared);
+    /// prompt.reserve(20)?;
+    /// prompt.append(0, &[1.0; 20 * 2], &[2.0; 20 * 2], 20)?;
+    /// prompt.commit(20)?;
+    /// let mut answer = prompt.fork()?;
+    /// assert_eq!((answer.len(), shared.free_blocks(0)), (20, 2)); // nothing was copied
+    /// answer.reserve(1)?; // copies the block that it will write into
+    /// assert_eq!(shared.free_blocks(0), 1);
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///

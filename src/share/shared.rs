@@ -106,6 +106,16 @@ impl SharedPagedKv<f32> {
     /// One store per layer, each with `blocks_per_layer` blocks of `block_size` positions, for
     /// `n_kv_heads` heads whose key and value rows are `head_dim` numbers of `f32`.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::SharedPagedKv;
+    ///
+    /// let shared = SharedPagedKv::new(4, 16, 100, 2, 64); // 4 layers of 100 blocks of 16
+    /// assert_eq!((shared.layer_count(), shared.free_blocks(3)), (4, 100));
+    /// assert_eq!(shared.read(0).shape().k_row_len(), 2 * 64);
+    /// ```
+    ///
     /// # Panics
     ///
     /// On a shape that cannot exist and on memory that cannot be had. Where the numbers come from
@@ -126,6 +136,17 @@ impl SharedPagedKv<f32> {
 
     /// As [`new`](Self::new), with the impossible as a value.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::ShapeError;
+    /// use paged_kv::cache::SharedPagedKv;
+    ///
+    /// let head_dim = 0; // as a damaged file says
+    /// let refused = SharedPagedKv::try_new(4, 16, 100, 2, head_dim).unwrap_err();
+    /// assert_eq!(refused, ShapeError::Zero { what: "k_width" });
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`PagedKvStore::with_shape`].
@@ -144,6 +165,17 @@ impl SharedPagedKv<f32> {
 impl<E: Element> SharedPagedKv<E> {
     /// One store per layer, all of one shape, for any stored number.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::SharedPagedKv;
+    /// use paged_kv::{KvShape, f16};
+    ///
+    /// let shared = SharedPagedKv::<f16>::with_shape(2, KvShape::square(16, 1, 8)?, 4)?;
+    /// assert_eq!(shared.read(1).bytes_per_block(), 16 * (8 + 8) * 2);
+    /// # Ok::<(), paged_kv::ShapeError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`PagedKvStore::with_shape`].
@@ -159,6 +191,17 @@ impl<E: Element> SharedPagedKv<E> {
     /// Wraps stores the caller built, for tests and for callers that size layers differently.
     ///
     /// Their shapes may differ. What sequences hold in them stays held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvStore, SharedPagedKv};
+    ///
+    /// let stores = vec![PagedKvStore::new(16, 8, 1, 4), PagedKvStore::new(16, 3, 2, 4)];
+    /// let shared = SharedPagedKv::from_stores(stores);
+    /// assert_eq!((shared.free_blocks(0), shared.free_blocks(1)), (8, 3));
+    /// assert_eq!(shared.free_groups(), 3); // a block of each layer
+    /// ```
     pub fn from_stores(stores: Vec<PagedKvStore<E>>) -> Self {
         let of_layer = (0..stores.len()).collect();
         Self::assemble(stores.into_iter().map(|store| (store, 0, None)).collect(), of_layer)
@@ -188,6 +231,21 @@ impl<E: LayerElement> SharedPagedKv<E> {
 
     /// Shared access to one layer, for attention.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::causal_gqa_attention_paged;
+    /// use paged_kv::cache::{PagedKvCache, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(1, 16, 4, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// cache.push(&mut shared.write(0), &[1.0; 2], &[2.0; 2])?; // this guard ends here
+    /// let store = shared.read(0);
+    /// assert_eq!(causal_gqa_attention_paged(&[0.5; 2], &store, &cache, 1)?, [2.0; 2]);
+    /// # shared.release(0, &mut cache)?;
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
+    ///
     /// # Panics
     ///
     /// If there is no such layer, or its store was moved out of it.
@@ -209,6 +267,23 @@ impl<E: LayerElement> SharedPagedKv<E> {
 
     /// Exclusive access to one layer, for a push. Hold it for the push and nothing else; see the
     /// type.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
+    /// let mut batch = [PagedKvCache::new(), PagedKvCache::new()];
+    /// let mut store = shared.write(1);
+    /// for cache in &mut batch {
+    ///     cache.push(&mut store, &[1.0; 2], &[2.0; 2])?;
+    /// }
+    /// drop(store); // before anybody attends
+    /// assert_eq!(shared.free_blocks(1), 2);
+    /// # batch.iter_mut().try_for_each(|cache| shared.release(1, cache))?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Panics
     ///
@@ -242,6 +317,25 @@ impl<E: LayerElement> SharedPagedKv<E> {
     /// This is what makes "all layers advance or none do" hold under concurrency: checking free
     /// space and then appending are separate steps, and without guards that span both another
     /// request can take the blocks in between and leave this one half-written.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 2);
+    /// let mut layers = [PagedKvCache::new(), PagedKvCache::new()];
+    /// let mut stores = shared.write_all(); // nobody takes a block from here on
+    /// for (cache, store) in layers.iter_mut().zip(&mut stores) {
+    ///     cache.reserve(store, 20)?;
+    /// }
+    /// drop(stores);
+    /// assert_eq!(shared.free_groups(), 2);
+    /// # for (layer, cache) in layers.iter_mut().enumerate() {
+    /// #     shared.release(layer, cache)?;
+    /// # }
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Panics
     ///
@@ -289,6 +383,21 @@ impl<E: LayerElement> SharedPagedKv<E> {
     ///
     /// As [`PagedKvCache::release`], and legal under any guard and while unwinding.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(1, 16, 4, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// cache.push(&mut shared.write(0), &[1.0; 2], &[2.0; 2])?;
+    /// let reader = shared.read(0);
+    /// shared.release(0, &mut cache)?; // does not wait for the reader
+    /// assert_eq!(shared.free_blocks(0), 4);
+    /// # drop(reader);
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PagedKvError::WrongStore`] where the sequence was filled from another store; nothing is
@@ -310,6 +419,18 @@ impl<E: LayerElement> SharedPagedKv<E> {
     /// All layers or none: a group that existed in some layers and not in others could not answer
     /// "which block holds position p in layer l", which is the only question it exists to answer.
     /// With no layers there is no group.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::SharedPagedKv;
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 1, 1, 4);
+    /// let group = shared.acquire_group().expect("one block is free in both layers");
+    /// assert!(shared.acquire_group().is_none());
+    /// assert!(shared.release_group(group));
+    /// assert_eq!(shared.free_groups(), 1);
+    /// ```
     ///
     /// # Deadlock
     ///
@@ -349,6 +470,20 @@ impl<E: LayerElement> SharedPagedKv<E> {
     /// release. From then on nobody writes into the group's blocks, whoever lets go of it first: the one
     /// who filled them may be gone, or be rolled back, while a prefix index keeps the rows.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::SharedPagedKv;
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 4);
+    /// let group = shared.acquire_group().expect("four are free");
+    /// shared.retain_group(group); // for an index that keeps the handle
+    /// assert_eq!(shared.group_refs(group), 2);
+    /// shared.release_group(group); // the request is done, the index is not
+    /// assert_eq!((shared.group_refs(group), shared.free_groups()), (1, 3));
+    /// # shared.release_group(group);
+    /// ```
+    ///
     /// # Panics
     ///
     /// If the handle is stale, of another pool, or held too often, with nothing changed and no
@@ -361,6 +496,20 @@ impl<E: LayerElement> SharedPagedKv<E> {
     }
 
     /// As [`retain_group`](Self::retain_group), with a bad handle as an error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::GroupError;
+    /// use paged_kv::cache::SharedPagedKv;
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 4);
+    /// let group = shared.acquire_group().expect("four are free");
+    /// assert_eq!(shared.try_retain(group), Ok(()));
+    /// shared.release_group(group);
+    /// shared.release_group(group);
+    /// assert_eq!(shared.try_retain(group), Err(GroupError::Stale { group }));
+    /// ```
     ///
     /// # Errors
     ///
@@ -379,6 +528,19 @@ impl<E: LayerElement> SharedPagedKv<E> {
     /// Returns whether this was the last holder, so that a caller can assert on it rather than
     /// guess. The handle, and every copy of it, is stale from then on.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::SharedPagedKv;
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 4);
+    /// let group = shared.acquire_group().expect("four are free");
+    /// shared.retain_group(group);
+    /// assert!(!shared.release_group(group), "somebody else holds it");
+    /// assert!(shared.release_group(group), "that was the last holder");
+    /// assert_eq!(shared.group_refs(group), 0);
+    /// ```
+    ///
     /// # Panics
     ///
     /// If the handle is stale or of another pool, with nothing changed and no lock held.
@@ -392,6 +554,20 @@ impl<E: LayerElement> SharedPagedKv<E> {
     }
 
     /// As [`release_group`](Self::release_group), with a bad handle as an error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::GroupError;
+    /// use paged_kv::cache::SharedPagedKv;
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 4);
+    /// let group = shared.acquire_group().expect("four are free");
+    /// assert_eq!(shared.try_release(group), Ok(true));
+    /// let next = shared.acquire_group().expect("four are free"); // perhaps in the same slot
+    /// assert_eq!(shared.try_release(group), Err(GroupError::Stale { group }));
+    /// # shared.release_group(next);
+    /// ```
     ///
     /// # Errors
     ///
@@ -413,6 +589,18 @@ impl<E: LayerElement> SharedPagedKv<E> {
     }
 
     /// Which block in each layer this group owns, indexed by layer; empty for a stale handle.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::SharedPagedKv;
+    ///
+    /// let shared = SharedPagedKv::new(3, 16, 4, 1, 4);
+    /// let group = shared.acquire_group().expect("four are free");
+    /// assert_eq!(shared.group_blocks(group).len(), 3); // one in each layer
+    /// shared.release_group(group);
+    /// assert!(shared.group_blocks(group).is_empty());
+    /// ```
     pub fn group_blocks(&self, group: PageGroup) -> Vec<usize> {
         let groups = self.groups.lock();
         let blocks = groups.blocks(group).unwrap_or(&[]);
@@ -421,6 +609,25 @@ impl<E: LayerElement> SharedPagedKv<E> {
     }
 
     /// Which block in each layer this group owns, indexed by layer.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, SharedPagedKv};
+    ///
+    /// let shared = SharedPagedKv::new(2, 16, 4, 1, 4);
+    /// let group = shared.acquire_group().expect("four are free");
+    /// let mut layers = [PagedKvCache::new(), PagedKvCache::new()];
+    /// for (layer, block) in shared.try_group_blocks(group)?.into_iter().enumerate() {
+    ///     layers[layer].adopt(&mut shared.write(layer), &[block], 0)?; // room to grow into
+    /// }
+    /// shared.release_group(group); // the sequences hold the blocks
+    /// assert_eq!(shared.free_groups(), 3);
+    /// # for (layer, cache) in layers.iter_mut().enumerate() {
+    /// #     shared.release(layer, cache)?;
+    /// # }
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -80,18 +80,59 @@ impl Eq for OwnSpec {}
 
 impl LayerSpec {
     /// A layer with a store of its own, of so many blocks.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::KvShape;
+    /// use paged_kv::cache::{LayerSpec, SharedPagedKv};
+    ///
+    /// let narrow = LayerSpec::new(KvShape::square(16, 1, 64)?, 100);
+    /// let wide = LayerSpec::new(KvShape::square(16, 4, 128)?, 50);
+    /// let shared = SharedPagedKv::<f32>::with_layers(&[narrow, wide])?;
+    /// assert_eq!((shared.free_blocks(0), shared.free_blocks(1)), (100, 50));
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn new(shape: KvShape, blocks: usize) -> Self {
         LayerSpec(Spec::Own(OwnSpec { shape, blocks, window: None, element: None }))
     }
 
     /// A layer that computes no keys and values and reads those of another, which comes before it and
     /// has a store of its own (cross-layer sharing).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::KvShape;
+    /// use paged_kv::cache::{LayerError, LayerSpec, SharedPagedKv};
+    ///
+    /// let own = LayerSpec::new(KvShape::square(16, 1, 4)?, 8);
+    /// let shared = SharedPagedKv::<f32>::with_layers(&[own, LayerSpec::same_as(0)])?;
+    /// assert_eq!((shared.layer_count(), shared.owner_of(1)), (2, 0));
+    /// // The rows have to be there when they are read.
+    /// let refused = SharedPagedKv::<f32>::with_layers(&[LayerSpec::same_as(1), own]).unwrap_err();
+    /// assert_eq!(refused, LayerError::SameAs { layer: 0, other: 1 });
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn same_as(layer: usize) -> Self {
         LayerSpec(Spec::SameAs(layer))
     }
 
     /// What sequences keep in the layer, where that is not everything. A layer that is
     /// [`same_as`](Self::same_as) another keeps what that one does, whatever is set here.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::KvShape;
+    /// use paged_kv::cache::{KvWindow, LayerSpec, SharedPagedKv};
+    ///
+    /// let full = LayerSpec::new(KvShape::square(16, 1, 4)?, 9);
+    /// let sliding = full.window(KvWindow::last(64));
+    /// let one = |spec| SharedPagedKv::<f32>::with_layers(&[spec]);
+    /// assert!(!one(full)?.can_ever_fit(1000) && one(sliding)?.can_ever_fit(1_000_000));
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub const fn window(mut self, window: KvWindow) -> Self {
         if let Spec::Own(spec) = &mut self.0 {
             spec.window = Some(window);
@@ -101,6 +142,18 @@ impl LayerSpec {
 
     /// The stored type, for [`Mixed`] layers; `f32` unless set. A layer that is
     /// [`same_as`](Self::same_as) another has that one's.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{LayerSpec, Mixed, SharedPagedKv};
+    /// use paged_kv::{Int8, KvShape};
+    ///
+    /// let spec = LayerSpec::new(KvShape::square(16, 1, 4)?, 8);
+    /// let shared = SharedPagedKv::<Mixed>::with_layers(&[spec, spec.element::<Int8>()])?;
+    /// assert_eq!((shared.read(0).element(), shared.read(1).element()), ("f32", "int8"));
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn element<E: Element>(mut self) -> Self {
         if let Spec::Own(spec) = &mut self.0 {
             let open = |shape, blocks| PagedKvStore::<E>::with_shape(shape, blocks).map(Into::into);
@@ -114,6 +167,24 @@ impl LayerSpec {
 /// [`Mixed`].
 ///
 /// The trait is sealed.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::KvShape;
+/// use paged_kv::cache::{LayerElement, LayerSpec, Mixed, SharedPagedKv};
+///
+/// /// What an engine says of its pool, whatever the layers store.
+/// fn positions<E: LayerElement>(shared: &SharedPagedKv<E>) -> usize {
+///     shared.stats().layers.iter().map(|layer| layer.total * layer.block_size).sum()
+/// }
+///
+/// let alike = SharedPagedKv::new(2, 16, 4, 1, 4);
+/// let mixed =
+///     SharedPagedKv::<Mixed>::with_layers(&[LayerSpec::new(KvShape::square(16, 1, 4)?, 4)])?;
+/// assert_eq!((positions(&alike), positions(&mixed)), (128, 64));
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 pub trait LayerElement: sealed::Sealed + 'static {
     /// A layer's store.
     #[allow(private_bounds, reason = "what the layers do with it is theirs")]
@@ -263,6 +334,22 @@ impl Error for LayerError {}
 impl<E: LayerElement> SharedPagedKv<E> {
     /// Layers that may differ, each as its [`LayerSpec`] says. [`Mixed`] layers may differ in the
     /// stored type as well.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::KvShape;
+    /// use paged_kv::cache::{KvWindow, LayerSpec, SharedPagedKv};
+    ///
+    /// let full = LayerSpec::new(KvShape::square(16, 1, 4)?, 100);
+    /// let sliding = LayerSpec::new(KvShape::square(16, 1, 4)?, 9).window(KvWindow::last(64));
+    /// let specs = [sliding, full, sliding, LayerSpec::same_as(1)];
+    /// let shared = SharedPagedKv::<f32>::with_layers(&specs)?;
+    /// assert_eq!([0, 1, 2, 3].map(|layer| shared.class_of(layer)), [0, 1, 0, 1]);
+    /// assert_eq!([0, 1, 2, 3].map(|layer| shared.owner_of(layer)), [0, 1, 2, 1]);
+    /// assert_eq!((shared.window_of(0), shared.window_of(1)), (Some(KvWindow::last(64)), None));
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -112,7 +112,7 @@ impl<E: Element> LayerStore for PagedKvStore<E> {
 ///     paged_kv::KvShape::square(16, 1, 32)?,
 ///     4,
 /// )?);
-/// assert_eq!(store.element(), "int8");
+/// assert_eq!((store.element(), store.shape().k_width()), ("int8", 32));
 /// assert!(store.as_store::<Int8>().is_some() && store.as_store::<f32>().is_none());
 /// # Ok::<(), paged_kv::ShapeError>(())
 /// ```
@@ -155,6 +155,22 @@ impl AnyPagedKvStore {
     }
 
     /// The store, where this is the stored type.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{AnyPagedKvStore, PagedKvCache, PagedKvStore};
+    /// use paged_kv::{KvShape, f16};
+    ///
+    /// let shape = KvShape::square(16, 1, 2)?;
+    /// let mut any = AnyPagedKvStore::from(PagedKvStore::<f16>::with_shape(shape, 4)?);
+    /// let store = any.as_store_mut::<f16>().expect("what it was made of");
+    /// let mut cache = PagedKvCache::new();
+    /// cache.push(store, &[1.0; 2], &[2.0; 2])?;
+    /// assert_eq!(store.free_block_count(), 3);
+    /// # cache.release(store)?;
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn as_store_mut<E: Element>(&mut self) -> Option<&mut PagedKvStore<E>> {
         self.store.any_mut().downcast_mut()
     }

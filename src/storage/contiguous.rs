@@ -57,6 +57,7 @@ enum Lease {}
 /// use paged_kv::cache::KvCache;
 ///
 /// let mut cache = KvCache::new(2, 4); // 2 KV heads of width 4
+/// assert!(cache.is_empty());
 /// cache.push(&[1.0; 8], &[2.0; 8])?;
 /// cache.append(&[3.0; 16], &[4.0; 16], 2)?;
 /// assert_eq!(cache.seq_len(), 3);
@@ -75,6 +76,16 @@ impl KvCache<f32> {
     /// An empty cache for `n_kv_heads` heads whose key and value rows are `head_dim` numbers.
     /// Allocates nothing yet.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let cache = KvCache::new(8, 128); // 8 KV heads of 128
+    /// assert_eq!((cache.shape().k_row_len(), cache.shape().block_size()), (8 * 128, 64));
+    /// assert_eq!((cache.memory_bytes(), cache.held_blocks()), (0, 0));
+    /// ```
+    ///
     /// # Panics
     ///
     /// On a shape that cannot exist; [`with_shape`](Self::with_shape) takes checked ones.
@@ -92,6 +103,19 @@ impl KvCache<f32> {
     /// A cache for fewer than 64 positions has pages of `max_seq_len`, rounded up to a multiple
     /// of 16.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::with_capacity(1, 4, 100);
+    /// let taken = cache.memory_bytes();
+    /// assert_eq!((cache.capacity(), taken), (128, 128 * (4 + 4) * 4)); // two pages of 64
+    /// cache.append(&[0.5; 100 * 4], &[0.5; 100 * 4], 100)?;
+    /// assert_eq!(cache.memory_bytes(), taken);
+    /// # Ok::<(), paged_kv::KvPoolExhausted>(())
+    /// ```
+    ///
     /// # Panics
     ///
     /// On a shape that cannot exist and on memory that cannot be had.
@@ -105,6 +129,17 @@ impl KvCache<f32> {
     }
 
     /// As [`with_capacity`](Self::with_capacity), with the impossible as a value.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::ShapeError;
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let head_dim = 0; // as a damaged file says
+    /// let refused = KvCache::try_with_capacity(8, head_dim, 4096).unwrap_err();
+    /// assert_eq!(refused, ShapeError::Zero { what: "k_width" });
+    /// ```
     ///
     /// # Errors
     ///
@@ -121,6 +156,20 @@ impl KvCache<f32> {
     }
 
     /// An empty cache that holds one block of `pool` and takes more as it grows.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use paged_kv::cache::{KvBlockPool, KvCache};
+    ///
+    /// let pool = Arc::new(KvBlockPool::new(16, 3));
+    /// let mut cache = KvCache::with_pool(1, 2, &pool)?;
+    /// assert_eq!((cache.held_blocks(), cache.capacity()), (1, 16));
+    /// cache.append(&[0.5; 40], &[0.5; 40], 20)?; // 20 positions: one block more
+    /// assert_eq!((cache.held_blocks(), pool.free_blocks()), (2, 1));
+    /// # Ok::<(), paged_kv::KvPoolExhausted>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -147,12 +196,40 @@ impl KvCache<f32> {
 impl<E: Element> KvCache<E> {
     /// An empty cache of any shape and any stored number; its pages hold `block_size` positions.
     /// Allocates nothing yet.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::KvCache;
+    /// use paged_kv::{KvDims, KvShape, bf16};
+    ///
+    /// let dims = KvDims { block_size: 16, n_kv_heads: 1, k_width: 96, v_width: 64 };
+    /// let mut cache = KvCache::<bf16>::with_shape(KvShape::new(dims)?);
+    /// cache.push(&[1.0; 96], &[2.0; 64])?; // rows go in as `f32`
+    /// assert_eq!(cache.memory_bytes(), 16 * (96 + 64) * 2); // a page of 16 positions
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     pub fn with_shape(shape: KvShape) -> Self {
         let layout = Layout::new(shape);
         KvCache { layout, pages: Vec::new(), len: 0, lease: None, poison: POISON }
     }
 
     /// As [`with_shape`](Self::with_shape), bounded by a pool.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use paged_kv::cache::{KvBlockPool, KvCache};
+    /// use paged_kv::{Int8, KvShape};
+    ///
+    /// let (shape, pool) = (KvShape::square(64, 2, 32)?, Arc::new(KvBlockPool::new(128, 1)));
+    /// let cache = KvCache::<Int8>::with_shape_in_pool(shape, &pool)?;
+    /// assert_eq!(cache.capacity(), 128); // of the pool; its pages hold 64 each
+    /// let refused = KvCache::<Int8>::with_shape_in_pool(shape, &pool).unwrap_err();
+    /// assert_eq!((refused.need, refused.free), (1, 0));
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -169,6 +246,19 @@ impl<E: Element> KvCache<E> {
 
     /// A copy with memory of its own. A pooled cache's copy takes blocks of the same pool: as many
     /// as its positions need, one at least.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut prompt = KvCache::new(1, 2);
+    /// prompt.push(&[1.0; 2], &[2.0; 2])?;
+    /// let mut answer = prompt.try_clone()?;
+    /// answer.push(&[3.0; 2], &[4.0; 2])?;
+    /// assert_eq!((prompt.seq_len(), answer.seq_len()), (1, 2));
+    /// # Ok::<(), paged_kv::KvCacheError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -194,6 +284,19 @@ impl<E: Element> KvCache<E> {
 
     /// Writes the next position: `k` is `[n_kv_heads][k_width]`, `v` is `[n_kv_heads][v_width]`.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(2, 2);
+    /// cache.push(&[1.0, 2.0, 3.0, 4.0], &[0.5; 4])?; // the key row of head 0, then that of head 1
+    /// let mut key = [0.0; 2];
+    /// cache.copy_k_row(0, 1, &mut key)?;
+    /// assert_eq!(key, [3.0, 4.0]);
+    /// # Ok::<(), paged_kv::KvCacheError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`KvPoolExhausted`] where another block is needed and the pool has none, with nothing
@@ -214,6 +317,22 @@ impl<E: Element> KvCache<E> {
 
     /// As [`push`](Self::push), with every failure as an error.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use paged_kv::KvCacheError;
+    /// use paged_kv::cache::{KvBlockPool, KvCache};
+    ///
+    /// let pool = Arc::new(KvBlockPool::new(1, 1)); // one block of one position
+    /// let mut cache = KvCache::with_pool(1, 2, &pool)?;
+    /// cache.try_push(&[0.5; 2], &[0.5; 2])?;
+    /// let refused = cache.try_push(&[0.5; 2], &[0.5; 2]);
+    /// let Err(KvCacheError::Exhausted(short)) = refused else { unreachable!() };
+    /// assert_eq!((short.need, short.free, cache.seq_len()), (1, 0, 1));
+    /// # Ok::<(), KvCacheError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`KvCacheError::Exhausted`], [`KvCacheError::RowLength`], or [`KvCacheError::Shape`] where
@@ -224,6 +343,19 @@ impl<E: Element> KvCache<E> {
 
     /// Writes the next `n` positions, all or none: `k` is `[n][n_kv_heads][k_width]`, `v` is
     /// `[n][n_kv_heads][v_width]`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 2);
+    /// cache.append(&[1.0, 1.0, 2.0, 2.0, 3.0, 3.0], &[0.5; 6], 3)?; // a prompt of three tokens
+    /// let mut key = [0.0; 2];
+    /// cache.copy_k_row(2, 0, &mut key)?;
+    /// assert_eq!((cache.seq_len(), key), (3, [3.0, 3.0]));
+    /// # Ok::<(), paged_kv::KvCacheError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -246,6 +378,18 @@ impl<E: Element> KvCache<E> {
 
     /// As [`append`](Self::append), with every failure as an error.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::KvCache;
+    /// use paged_kv::{KvCacheError, Side};
+    ///
+    /// let mut cache = KvCache::new(1, 2);
+    /// let refused = cache.try_append(&[0.5; 6], &[0.5; 4], 2); // keys of three positions
+    /// assert_eq!(refused, Err(KvCacheError::RowLength { side: Side::Key, need: 4, have: 6 }));
+    /// assert!(cache.is_empty());
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`try_push`](Self::try_push).
@@ -255,6 +399,21 @@ impl<E: Element> KvCache<E> {
     }
 
     /// Takes back all positions from `len` on. Blocks and memory stay held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::KvCacheError;
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 2);
+    /// cache.append(&[0.5; 8], &[0.5; 8], 4)?;
+    /// cache.truncate(2)?; // two drafted tokens were rejected
+    /// assert_eq!(cache.seq_len(), 2);
+    /// let too_long = KvCacheError::PositionOutOfRange { position: 3, len: 2 };
+    /// assert_eq!(cache.truncate(3), Err(too_long));
+    /// # Ok::<(), KvCacheError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -270,6 +429,19 @@ impl<E: Element> KvCache<E> {
     }
 
     /// Takes all positions back. Blocks and memory stay held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::with_capacity(1, 2, 64);
+    /// cache.append(&[0.5; 6], &[0.5; 6], 3)?;
+    /// cache.clear(); // the next request
+    /// assert!(cache.is_empty());
+    /// assert_eq!(cache.capacity(), 64);
+    /// # Ok::<(), paged_kv::KvPoolExhausted>(())
+    /// ```
     pub fn clear(&mut self) {
         self.len = 0;
         self.forget_rows();
@@ -279,6 +451,22 @@ impl<E: Element> KvCache<E> {
     /// it was opened with. The cache can be used again, and then takes blocks as it grows.
     ///
     /// Without a pool it empties the cache and frees its memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use paged_kv::cache::{KvBlockPool, KvCache};
+    ///
+    /// let pool = Arc::new(KvBlockPool::new(16, 2));
+    /// let mut cache = KvCache::with_pool(1, 2, &pool)?;
+    /// cache.append(&[0.5; 40], &[0.5; 40], 20)?;
+    /// cache.release_to_pool();
+    /// assert_eq!((cache.held_blocks(), cache.memory_bytes(), pool.free_blocks()), (0, 0, 2));
+    /// cache.push(&[0.5; 2], &[0.5; 2])?; // takes a block again
+    /// assert_eq!(pool.free_blocks(), 1);
+    /// # Ok::<(), paged_kv::KvPoolExhausted>(())
+    /// ```
     pub fn release_to_pool(&mut self) {
         self.len = 0;
         self.pages = Vec::new();
@@ -337,6 +525,22 @@ impl<E: Element> KvCache<E> {
 
     /// Copies the key row of one position and KV head into `out`.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::KvCacheError;
+    /// use paged_kv::cache::KvCache;
+    ///
+    /// let mut cache = KvCache::new(1, 2);
+    /// cache.push(&[1.0, 2.0], &[3.0, 4.0])?;
+    /// let mut row = [0.0; 2];
+    /// cache.copy_k_row(0, 0, &mut row)?;
+    /// assert_eq!(row, [1.0, 2.0]);
+    /// let no_head = KvCacheError::HeadOutOfRange { head: 1, n_kv_heads: 1 };
+    /// assert_eq!(cache.copy_k_row(0, 1, &mut row), Err(no_head));
+    /// # Ok::<(), KvCacheError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`KvCacheError::PositionOutOfRange`], [`KvCacheError::HeadOutOfRange`], and
@@ -354,6 +558,20 @@ impl<E: Element> KvCache<E> {
     }
 
     /// Copies the value row of one position and KV head into `out`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::KvCache;
+    /// use paged_kv::{KvShape, f16};
+    ///
+    /// let mut cache = KvCache::<f16>::with_shape(KvShape::square(16, 1, 2)?);
+    /// cache.push(&[0.0; 2], &[0.5, 2049.0])?;
+    /// let mut row = [0.0; 2];
+    /// cache.copy_v_row(0, 0, &mut row)?;
+    /// assert_eq!(row, [0.5, 2048.0]); // as it is stored: `f16` has 11 bits
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

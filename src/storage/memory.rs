@@ -263,6 +263,7 @@ mod huge {
 ///
 /// let shape = KvShape::square(16, 2, 64)?;
 /// let memory = StoreMemory::from(vec![0; 1 << 20]).with_blocks(5);
+/// assert_eq!(memory.as_bytes().len(), 1 << 20);
 /// let store = PagedKvStore::<f32>::from_memory(shape, memory)?;
 /// assert_eq!(store.total_blocks(), 5);
 /// # Ok::<(), paged_kv::ShapeError>(())
@@ -280,6 +281,19 @@ enum Bytes {
 impl StoreMemory {
     /// Holds exactly so many blocks: less memory than they need is refused, and what is left over
     /// is not used. Unless this is said, there will be as many blocks as fit, and one at least.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvStore, StoreMemory};
+    /// use paged_kv::{KvShape, ShapeError};
+    ///
+    /// let memory = StoreMemory::from(vec![0; 1000]).with_blocks(5);
+    /// let shape = KvShape::square(16, 1, 8)?;
+    /// let refused = PagedKvStore::<f32>::from_memory(shape, memory).unwrap_err();
+    /// assert!(matches!(refused.error, ShapeError::MemoryTooSmall { blocks: 5, have: 1000, .. }));
+    /// # Ok::<(), ShapeError>(())
+    /// ```
     #[must_use]
     pub fn with_blocks(self, total_blocks: usize) -> Self {
         StoreMemory { blocks: Some(total_blocks), ..self }

@@ -46,7 +46,8 @@ const MOST_LINES: usize = 16 << 14;
 /// let mut store = PagedKvStore::new(16, 8, 2, 4); // 8 blocks of 16 positions, 2 heads of 4
 /// let mut cache = PagedKvCache::new();
 /// cache.push(&mut store, &[1.0; 8], &[2.0; 8])?;
-/// assert_eq!((cache.seq_len(), store.free_block_count()), (1, 7));
+/// assert_eq!((cache.seq_len(), store.free_block_count(), store.total_blocks()), (1, 7, 8));
+/// assert_eq!(cache.store_id(), Some(store.id()));
 /// cache.release(&mut store)?;
 /// assert_eq!(store.free_block_count(), 8);
 /// # Ok::<(), paged_kv::PagedKvError>(())
@@ -77,6 +78,16 @@ impl PagedKvStore<f32> {
     ///
     /// Zero blocks are legal: every push is then exhausted.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::PagedKvStore;
+    ///
+    /// let store = PagedKvStore::new(16, 8, 2, 64); // 8 blocks of 16 positions, 2 KV heads of 64
+    /// assert_eq!((store.block_size(), store.total_blocks()), (16, 8));
+    /// assert_eq!(store.shape().k_row_len(), 2 * 64);
+    /// ```
+    ///
     /// # Panics
     ///
     /// On a shape that cannot exist and on memory that cannot be had. Where the numbers come from
@@ -90,6 +101,17 @@ impl PagedKvStore<f32> {
     }
 
     /// As [`new`](Self::new), with the impossible as a value.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::ShapeError;
+    /// use paged_kv::cache::PagedKvStore;
+    ///
+    /// let n_kv_heads = 0; // as a damaged file says
+    /// let refused = PagedKvStore::try_new(16, 8, n_kv_heads, 64).unwrap_err();
+    /// assert_eq!(refused, ShapeError::Zero { what: "n_kv_heads" });
+    /// ```
     ///
     /// # Errors
     ///
@@ -214,6 +236,18 @@ impl<E: Element> PagedKvStore<E> {
     /// 64 that kernels may read behind the last one, and 63 to skip in front of the first.
     ///
     /// A buffer of exactly this length holds exactly so many blocks at every address.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::KvShape;
+    /// use paged_kv::cache::PagedKvStore;
+    ///
+    /// let shape = KvShape::square(16, 2, 64)?;
+    /// let bytes = PagedKvStore::<f32>::memory_needed(shape, 12)?;
+    /// assert_eq!(bytes, 12 * 2 * 16 * (64 + 64) * 4 + 64 + 63);
+    /// # Ok::<(), paged_kv::ShapeError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -349,6 +383,24 @@ impl<E: Element> PagedKvStore<E> {
 
     /// How many blocks are free, held, shared. A snapshot where others give back meanwhile.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(16, 8, 1, 2);
+    /// let mut prompt = PagedKvCache::new();
+    /// prompt.append(&mut store, &[0.5; 40], &[0.5; 40], 20)?;
+    /// let mut answer = prompt.fork(&mut store)?; // the same two blocks
+    /// let stats = store.stats();
+    /// assert_eq!((stats.held, stats.shared, stats.peak), (2, 2, 2));
+    /// let line = "8 blocks of 16 positions: 6 free, 2 held (2 shared, 0 cached), 2 at most";
+    /// assert_eq!(stats.to_string(), line);
+    /// # prompt.release(&mut store)?;
+    /// # answer.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
+    ///
     /// # Cost
     ///
     /// Visits the blocks that were ever held; allocates nothing.
@@ -357,6 +409,22 @@ impl<E: Element> PagedKvStore<E> {
     }
 
     /// The blocks and their holders as a picture in letters, to be printed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(16, 8, 1, 2);
+    /// let mut prompt = PagedKvCache::new();
+    /// prompt.append(&mut store, &[0.5; 40], &[0.5; 40], 20)?;
+    /// let mut answer = prompt.fork(&mut store)?;
+    /// answer.push(&mut store, &[0.5; 2], &[0.5; 2])?; // copies the second block
+    /// assert_eq!(store.map().to_string(), "       0 211.....");
+    /// # prompt.release(&mut store)?;
+    /// # answer.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Cost
     ///

@@ -22,7 +22,9 @@ use crate::error::{KvPoolExhausted, ShapeError};
 ///
 /// let pool = Arc::new(KvBlockPool::new(16, 2));
 /// let cache = KvCache::with_pool(1, 4, &pool)?;
-/// assert_eq!(pool.free_blocks(), 1);
+/// assert_eq!((pool.free_blocks(), pool.total_blocks()), (1, 2));
+/// // A prompt of 20 positions has to wait.
+/// assert!(20_usize.div_ceil(pool.block_size()) > pool.free_blocks());
 /// drop(cache);
 /// assert_eq!(pool.free_blocks(), 2);
 /// # Ok::<(), paged_kv::KvPoolExhausted>(())
@@ -41,6 +43,16 @@ impl KvBlockPool {
     /// A pool of `total_blocks` blocks of `block_size` positions. Zero blocks are legal: nothing
     /// can then be taken.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::KvBlockPool;
+    ///
+    /// let pool = KvBlockPool::new(64, 1000);
+    /// // 64,000 positions, for all caches together.
+    /// assert_eq!(pool.free_blocks() * pool.block_size(), 64_000);
+    /// ```
+    ///
     /// # Panics
     ///
     /// If `block_size` is 0. [`try_new`](Self::try_new) returns that as an error.
@@ -53,6 +65,16 @@ impl KvBlockPool {
     }
 
     /// As [`new`](Self::new), with the impossible as a value.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::ShapeError;
+    /// use paged_kv::cache::KvBlockPool;
+    ///
+    /// let refused = KvBlockPool::try_new(0, 1000).unwrap_err();
+    /// assert_eq!(refused, ShapeError::Zero { what: "block_size" });
+    /// ```
     ///
     /// # Errors
     ///

@@ -115,6 +115,21 @@ impl fmt::Display for StoreStats {
 /// 1   one sequence             C   a page group and one sequence
 /// 2 ..= 9, +   so many sequences and groups
 /// ```
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+///
+/// let mut store = PagedKvStore::new(16, 100, 1, 1);
+/// let mut cache = PagedKvCache::new();
+/// cache.append(&mut store, &[0.5; 40], &[0.5; 40], 40)?;
+/// let map = store.map().to_string();
+/// let lines: Vec<&str> = map.lines().collect();
+/// assert!(lines[0].starts_with("       0 111....") && lines[1].starts_with("      64 ...."));
+/// # cache.release(&mut store)?;
+/// # Ok::<(), paged_kv::PagedKvError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreMap {
     cells: Vec<u8>,

@@ -79,6 +79,20 @@ pub struct PagedKvCache {
 
 impl PagedKvCache {
     /// An empty sequence, bound to no store. Allocates nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// assert!(cache.is_empty() && cache.store_id().is_none());
+    /// cache.push(&mut store, &[0.5; 2], &[0.5; 2])?;
+    /// assert_eq!(cache.store_id(), Some(store.id())); // it belongs to this store from now on
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     pub const fn new() -> Self {
         PagedKvCache {
             store: None,
@@ -91,6 +105,22 @@ impl PagedKvCache {
     }
 
     /// Writes the next position: `k` is `[n_kv_heads][k_width]`, `v` is `[n_kv_heads][v_width]`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(2, 4, 1, 2); // blocks of two positions
+    /// let mut cache = PagedKvCache::new();
+    /// for position in 0..3 {
+    ///     cache.push(&mut store, &[position as f32; 2], &[0.5; 2])?;
+    /// }
+    /// assert_eq!((cache.seq_len(), cache.block_table().len()), (3, 2));
+    /// assert_eq!(store.free_block_count(), 2);
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -120,6 +150,20 @@ impl PagedKvCache {
 
     /// As [`push`](Self::push), with rows of the wrong length as an error.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    /// use paged_kv::{PagedKvError, Side};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// // The values of a wider model.
+    /// let refused = cache.try_push(&mut store, &[0.5; 2], &[0.5; 4]);
+    /// assert_eq!(refused, Err(PagedKvError::RowLength { side: Side::Value, need: 2, have: 4 }));
+    /// assert_eq!(store.free_block_count(), 4);
+    /// ```
+    ///
     /// # Errors
     ///
     /// As `push`, and [`PagedKvError::RowLength`].
@@ -136,6 +180,22 @@ impl PagedKvCache {
     /// `[n][n_kv_heads][v_width]`.
     ///
     /// The blocks for all of them are taken before the first row is written.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// cache.append(&mut store, &[0.5; 20 * 2], &[2.0; 20 * 2], 20)?; // a chunk of a prompt
+    /// assert_eq!((cache.seq_len(), cache.block_table().len()), (20, 2));
+    /// // 45 more need three blocks, and two are free: none of them is written.
+    /// assert!(cache.append(&mut store, &[0.5; 45 * 2], &[2.0; 45 * 2], 45).is_err());
+    /// assert_eq!((cache.seq_len(), store.free_block_count()), (20, 2));
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -162,6 +222,20 @@ impl PagedKvCache {
 
     /// As [`append`](Self::append), with rows of the wrong length as an error.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    /// use paged_kv::{PagedKvError, Side};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// // Keys of three positions, values of two.
+    /// let refused = cache.try_append(&mut store, &[0.5; 6], &[0.5; 4], 2);
+    /// assert_eq!(refused, Err(PagedKvError::RowLength { side: Side::Key, need: 4, have: 6 }));
+    /// assert!(cache.is_empty());
+    /// ```
+    ///
     /// # Errors
     ///
     /// As `append`, and [`PagedKvError::RowLength`].
@@ -183,6 +257,22 @@ impl PagedKvCache {
     /// allocate nothing. What undoes that: [`truncate`](Self::truncate) gives reserved blocks
     /// back, and [`fork`](Self::fork) shares the block that is being filled, so that the next
     /// write into it takes one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// cache.reserve(&mut store, 40)?; // before the step: three blocks
+    /// assert_eq!((cache.seq_len(), store.free_block_count()), (0, 1));
+    /// cache.append(&mut store, &[0.5; 80], &[0.5; 80], 40)?; // takes none
+    /// assert_eq!(store.free_block_count(), 1);
+    /// assert!(cache.reserve(&mut store, 25).is_err()); // 65 positions need five
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -211,6 +301,25 @@ impl PagedKvCache {
     /// than were written, is whatever rows lie there. Ids do not expire as handles do: between
     /// reading them and this call the caller holds the group, or a table that names them, or they
     /// may be somebody else's by then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 2);
+    /// let mut first = PagedKvCache::new();
+    /// first.append(&mut store, &[0.5; 64], &[0.5; 64], 32)?;
+    ///
+    /// // Another prompt begins with the same 16 tokens.
+    /// let mut second = PagedKvCache::new();
+    /// second.adopt(&mut store, &first.block_table()[..1], 16)?;
+    /// second.push(&mut store, &[1.0; 2], &[1.0; 2])?; // into a block of its own
+    /// first.release(&mut store)?; // the shared block stays
+    /// assert_eq!((second.seq_len(), store.free_block_count()), (17, 2));
+    /// # second.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -262,6 +371,21 @@ impl PagedKvCache {
     ///
     /// This is the rollback of rejected draft tokens. The sequence stays bound to its store.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// cache.append(&mut store, &[0.5; 36], &[0.5; 36], 18)?;
+    /// cache.truncate(&mut store, 15)?; // three drafted tokens were rejected
+    /// assert_eq!((cache.seq_len(), store.free_block_count()), (15, 3));
+    /// assert!(cache.truncate(&mut store, 16).is_err());
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PagedKvError::PositionOutOfRange`] where the sequence is shorter than `len`: a rollback
@@ -295,6 +419,25 @@ impl PagedKvCache {
     /// two writes first into the last, half-filled block takes a block of its own for it. Reserved
     /// blocks stay with this sequence.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(16, 8, 1, 2);
+    /// let mut prompt = PagedKvCache::new();
+    /// prompt.append(&mut store, &[0.5; 40], &[0.5; 40], 20)?; // two blocks
+    /// let mut beams = [prompt.fork(&mut store)?, prompt.fork(&mut store)?];
+    /// assert_eq!(store.free_block_count(), 6);
+    /// for beam in &mut beams {
+    ///     beam.push(&mut store, &[1.0; 2], &[1.0; 2])?; // copies the second block, not the first
+    /// }
+    /// assert_eq!(store.free_block_count(), 4);
+    /// # prompt.release(&mut store)?;
+    /// # beams.iter_mut().try_for_each(|beam| beam.release(&mut store))?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PagedKvError::WrongStore`]; [`PagedKvError::TooManyHolders`] where a count is full.
@@ -314,6 +457,22 @@ impl PagedKvCache {
     /// Gives every block back; the sequence is empty afterwards and bound to no store.
     ///
     /// Blocks that others hold too stay with them.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let [mut store, mut other] = [(); 2].map(|()| PagedKvStore::new(16, 4, 1, 2));
+    /// let mut cache = PagedKvCache::new();
+    /// cache.append(&mut store, &[0.5; 40], &[0.5; 40], 20)?;
+    /// assert!(cache.release(&mut other).is_err()); // they are not this one's
+    /// cache.release(&mut store)?;
+    /// assert_eq!(store.free_block_count(), 4);
+    /// cache.push(&mut other, &[0.5; 2], &[0.5; 2])?; // and begins anew, wherever it likes
+    /// # cache.release(&mut other)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -142,6 +142,26 @@ pub enum WireError<X = Infallible> {
 }
 
 /// A part of a saved sequence with a checksum of its own.
+///
+/// # Examples
+///
+/// ```
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+/// use paged_kv::wire::{Label, Part, Saved, WireError};
+///
+/// let mut store = PagedKvStore::new(16, 4, 1, 2);
+/// let mut cache = PagedKvCache::new();
+/// cache.push(&mut store, &[1.0; 2], &[2.0; 2])?;
+/// let mut bytes = Vec::new();
+/// cache.save(&store, &Label::new(), &mut bytes)?;
+/// *bytes.last_mut().expect("a checksum") ^= 1; // damaged on its way
+/// let refused = PagedKvCache::new().restore(&mut store, Saved::open(&bytes[..])?);
+/// let Err(WireError::Checksum { part, .. }) = refused else { unreachable!() };
+/// assert_eq!(part, Part::Page { layer: 0, index: 0 });
+/// assert_eq!(store.free_block_count(), 3); // nothing was kept of it
+/// # cache.release(&mut store)?;
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// All that is said before the first page.

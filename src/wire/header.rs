@@ -26,10 +26,18 @@ const READS: u8 = 2;
 /// # Examples
 ///
 /// ```
-/// use paged_kv::wire::Label;
+/// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+/// use paged_kv::wire::{Label, Saved};
 ///
+/// let mut store = PagedKvStore::new(16, 4, 1, 1);
+/// let mut cache = PagedKvCache::new();
+/// cache.append(&mut store, &[0.5; 2], &[0.5; 2], 2)?;
 /// let label = Label::new().tokens(&[15496, 995]).salt(b"smollm2-135m@f16 tenant 7");
-/// # let _ = label;
+/// let mut bytes = Vec::new();
+/// cache.save(&store, &label, &mut bytes)?;
+/// assert_eq!(Saved::open(&bytes[..])?.tokens(), [15496, 995]);
+/// # cache.release(&mut store)?;
+/// # Ok::<(), Box<dyn core::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Label<'a> {
@@ -39,16 +47,54 @@ pub struct Label<'a> {
 
 impl<'a> Label<'a> {
     /// Says nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::wire::Label;
+    ///
+    /// assert_eq!(Label::new(), Label::default().tokens(&[]).salt(b""));
+    /// ```
     pub const fn new() -> Self {
         Label { tokens: &[], salt: &[] }
     }
 
     /// The token ids that the rows stand for: one for each position, or none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    /// use paged_kv::wire::{Label, WireError};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 1);
+    /// let mut cache = PagedKvCache::new();
+    /// cache.append(&mut store, &[0.5; 2], &[0.5; 2], 2)?;
+    /// let label = Label::new().tokens(&[15496, 995, 0]); // one more than there are rows
+    /// let refused = cache.save(&store, &label, &mut Vec::new());
+    /// assert_eq!(refused, Err(WireError::Tokens { need: 2, have: 3 }));
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     pub const fn tokens(self, tokens: &'a [u32]) -> Self {
         Label { tokens, ..self }
     }
 
     /// Whatever else the rows depend on: model, revision, LoRA, tenant.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    /// use paged_kv::wire::{Label, Saved};
+    ///
+    /// let (store, mut bytes) = (PagedKvStore::new(16, 4, 1, 1), Vec::new());
+    /// let label = Label::new().salt(b"smollm2-135m@f16 tenant 7");
+    /// PagedKvCache::new().save(&store, &label, &mut bytes)?;
+    /// // Elsewhere, before anything is restored:
+    /// assert_eq!(Saved::open(&bytes[..])?.salt(), b"smollm2-135m@f16 tenant 7");
+    /// # Ok::<(), paged_kv::wire::WireError>(())
+    /// ```
     pub const fn salt(self, salt: &'a [u8]) -> Self {
         Label { salt, ..self }
     }
@@ -68,6 +114,7 @@ impl<'a> Label<'a> {
 /// let saved = Saved::open(&bytes[..])?;
 /// let layer = saved.layers()[0];
 /// assert_eq!((layer.element(), layer.shape().block_size(), layer.window()), ("f32", 16, None));
+/// assert_eq!(layer.owner(), 0); // its rows are its own
 /// # Ok::<(), paged_kv::wire::WireError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

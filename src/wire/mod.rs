@@ -196,6 +196,25 @@ pub struct Saved<S> {
 impl<S: Source> Saved<S> {
     /// Reads the header.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    /// use paged_kv::wire::{Label, Saved};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// cache.append(&mut store, &[1.0; 4], &[2.0; 4], 2)?;
+    /// let mut bytes = Vec::new();
+    /// cache.save(&store, &Label::new().tokens(&[7, 8]).salt(b"tenant 1"), &mut bytes)?;
+    ///
+    /// let saved = Saved::open(&bytes[..])?;
+    /// assert_eq!((saved.len(), saved.is_empty(), saved.layers().len()), (2, false, 1));
+    /// assert_eq!((saved.tokens(), saved.salt()), (&[7, 8][..], &b"tenant 1"[..])); // as expected?
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`WireError`]: for another version or layout, for bytes that are no header, or not all of one.
@@ -363,6 +382,25 @@ impl PagedKvCache {
     /// Writes the sequence to `sink`: its one layer, exactly as it is stored. The
     /// [module](crate::wire) draws the bytes.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    /// use paged_kv::wire::{Label, Saved};
+    ///
+    /// let mut store = PagedKvStore::new(16, 1, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// cache.push(&mut store, &[1.0; 2], &[2.0; 2])?;
+    /// let mut bytes = Vec::new();
+    /// cache.save(&store, &Label::new(), &mut bytes)?;
+    /// cache.release(&mut store)?; // somebody else needs the block
+    /// assert_eq!(store.free_block_count(), 1);
+    /// cache.restore(&mut store, Saved::open(&bytes[..])?)?; // and is done
+    /// assert_eq!(cache.seq_len(), 1);
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), Box<dyn core::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`WireError::Kv`] for a store that did not fill this sequence, [`WireError::Tokens`] for
@@ -399,6 +437,23 @@ impl PagedKvCache {
     /// It keeps the window that it has ([`with_window`](Self::with_window)), whatever was saved;
     /// [`SavedLayer::window`] says what that was. The module says [what may
     /// differ](crate::wire#what-may-differ-and-what-may-not).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    /// use paged_kv::wire::{Label, Saved, WireError};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 2);
+    /// let mut bytes = Vec::new();
+    /// PagedKvCache::new().save(&store, &Label::new(), &mut bytes)?;
+    ///
+    /// let mut wide = PagedKvStore::new(16, 4, 1, 4); // the store of another model
+    /// let refused = PagedKvCache::new().restore(&mut wide, Saved::open(&bytes[..])?);
+    /// assert!(matches!(refused, Err(WireError::Dims { need, have, .. })
+    ///     if (need.k_width, have.k_width) == (4, 2)));
+    /// # Ok::<(), WireError>(())
+    /// ```
     ///
     /// # Errors
     ///

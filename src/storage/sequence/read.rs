@@ -12,6 +12,21 @@ impl PagedKvCache {
     ///
     /// Keys are stored transposed, so that no slice of the store is a row; this gathers one.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(1, 4, 2, 1); // blocks of one position, 2 heads of 1
+    /// let mut cache = PagedKvCache::new();
+    /// cache.append(&mut store, &[1.0, 2.0, 3.0, 4.0], &[0.5; 4], 2)?;
+    /// let mut key = [0.0];
+    /// cache.copy_k_row(&store, 1, 0, &mut key)?; // position 1, head 0
+    /// assert_eq!(key, [3.0]);
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PagedKvError::WrongStore`], [`PagedKvError::PositionOutOfRange`],
@@ -32,6 +47,24 @@ impl PagedKvCache {
     }
 
     /// Copies the value row of one position and KV head into `out`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::PagedKvError;
+    /// use paged_kv::cache::{PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(16, 4, 1, 2);
+    /// let mut cache = PagedKvCache::new();
+    /// cache.push(&mut store, &[1.0, 2.0], &[3.0, 4.0])?;
+    /// let mut value = [0.0; 2];
+    /// cache.copy_v_row(&store, 0, 0, &mut value)?;
+    /// assert_eq!(value, [3.0, 4.0]);
+    /// let none = Err(PagedKvError::PositionOutOfRange { position: 1, len: 1 });
+    /// assert_eq!(cache.copy_v_row(&store, 1, 0, &mut value), none);
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), PagedKvError>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -45,6 +45,19 @@ impl KvWindow {
     /// Keeps what the last `window` positions up to a query need, its own included, as a sliding
     /// window does.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::attention::AttentionOptions;
+    /// use paged_kv::cache::KvWindow;
+    ///
+    /// let kept = KvWindow::last(4096);
+    /// assert_eq!((kept.window(), kept.first()), (4096, 0));
+    /// // Attention asks for no more than what is kept.
+    /// let options = AttentionOptions::new().window(kept.window());
+    /// assert_eq!(options, AttentionOptions::new().window(4096));
+    /// ```
+    ///
     /// # Panics
     ///
     /// If `window` is 0: a query sees itself at least.
@@ -55,6 +68,23 @@ impl KvWindow {
     }
 
     /// Keeps the first `n` positions as well.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{KvWindow, PagedKvCache, PagedKvStore};
+    ///
+    /// let kept = KvWindow::last(64).and_first(4);
+    /// assert_eq!((kept.window(), kept.first()), (64, 4));
+    /// let mut store = PagedKvStore::new(16, 20, 1, 1);
+    /// let mut cache = PagedKvCache::with_window(kept);
+    /// for _ in 0..257 {
+    ///     cache.push(&mut store, &[0.5], &[0.5])?;
+    /// }
+    /// assert_eq!(cache.freed_blocks(), 4..12); // the first tile of 64 positions stays
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     pub const fn and_first(self, n: usize) -> Self {
         KvWindow { first: n, ..self }
     }
@@ -152,6 +182,23 @@ impl Hole {
 
 impl PagedKvCache {
     /// An empty sequence that keeps what this window needs. Allocates nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use paged_kv::cache::{KvWindow, PagedKvCache, PagedKvStore};
+    ///
+    /// let mut store = PagedKvStore::new(64, 8, 1, 1);
+    /// let mut cache = PagedKvCache::with_window(KvWindow::last(64));
+    /// for _ in 0..300 {
+    ///     cache.push(&mut store, &[0.5], &[0.5])?;
+    /// }
+    /// assert_eq!(cache.window(), Some(KvWindow::last(64)));
+    /// // Of the five blocks of 300 positions, three were given back.
+    /// assert_eq!((cache.freed_blocks(), cache.block_table().len()), (0..3, 2));
+    /// # cache.release(&mut store)?;
+    /// # Ok::<(), paged_kv::PagedKvError>(())
+    /// ```
     pub const fn with_window(window: KvWindow) -> Self {
         let mut cache = PagedKvCache::new();
         cache.window = Some(window);
