@@ -59,6 +59,7 @@ const STD: [&str; 6] = [
     "wire/io.rs",
 ];
 
+/// Without the documentation of items, whose examples are read one at a time, elsewhere.
 const MOST_LINES: usize = 600;
 
 /// A file under `src`: its path there and its text.
@@ -226,7 +227,8 @@ fn std_stands_in_its_places() {
 fn files_can_be_read_in_one_sitting() {
     let mut broken = Vec::new();
     for source in sources() {
-        let lines = source.text.lines().count();
+        let documents = |line: &&str| line.trim_start().starts_with("///");
+        let lines = source.text.lines().filter(|line| !documents(line)).count();
         if lines > MOST_LINES {
             broken.push(format!("{}: {lines} lines, the most is {MOST_LINES}", source.path));
         }
