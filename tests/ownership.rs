@@ -64,7 +64,7 @@ mod requests {
 
     /// Texts of hundreds of positions, each of them compared after each operation: fewer programs.
     fn requests_under_windows_hold_what_those_need<E: Element>() {
-        let few = ProptestConfig { cases: config::<E>().cases / 8, ..config::<E>() };
+        let few = ProptestConfig { cases: config::<E>().cases.div_ceil(8), ..config::<E>() };
         proptest!(few, |(program in programs())| {
             let ops: Vec<Op> = program.into_iter().map(Op::decode).collect();
             Model::<E>::run(World::WINDOWS, &ops);

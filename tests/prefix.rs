@@ -7,6 +7,7 @@ use paged_kv::attention::causal_gqa_attention_paged;
 use paged_kv::cache::{PageGroup, PagedSequence, SharedPagedKv};
 use paged_kv::internal::numbers::Numbers;
 use paged_kv::internal::prefix_ops::{Model, Op, World};
+use paged_kv::internal::types::some_of;
 use paged_kv::prefix::{
     GroupHolders, HashKey, InsertError, Lease, PinError, PrefixCache, PrefixEvent, PrefixFault,
     Priority,
@@ -34,7 +35,7 @@ fn worlds() -> impl Strategy<Value = World> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 2000,
+        cases: some_of(2000),
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

@@ -42,7 +42,20 @@ pub fn is_f32<E: Element>() -> bool {
 /// How many of `cases` are run for this type: all for `f32`, a part for the others, which take the
 /// same walk with other cells.
 pub fn cases<E: Element>(cases: u32, part: u32) -> u32 {
-    if is_f32::<E>() { cases } else { cases / part }
+    some_of(if is_f32::<E>() { cases } else { cases / part })
+}
+
+/// How many of `cases` are run: all, or one in so many as `PAGED_KV_FEWER` said when the test kit was
+/// compiled, for processors that are emulated and take a hundred times as long.
+pub const fn some_of(cases: u32) -> u32 {
+    const FEWER: u32 = match option_env!("PAGED_KV_FEWER") {
+        Some(digits) => match u32::from_str_radix(digits, 10) {
+            Ok(fewer) if fewer > 0 => fewer,
+            _ => panic!("PAGED_KV_FEWER is no number from 1 on"),
+        },
+        None => 1,
+    };
+    cases.div_ceil(FEWER)
 }
 
 /// Whether rows are stored as whole numbers with scales: what is not finite spreads to all that
