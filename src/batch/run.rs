@@ -206,16 +206,21 @@ impl BatchPlan {
     ) -> Head {
         let mut head = Head::EMPTY;
         for number in cell.parts {
-            let number = *number as usize;
-            let item = cut::one(&self.items, number);
-            let left = cut::from(scratch, *cut::one(&self.starts, number));
-            let width = self.shape.kv().v_width();
-            let states = States::of(left, item.rows(&self.shape), width);
-            let row = self.state_in(item, cell);
-            let part = cut::part(states.out(row), column, out.len());
-            merge(s, &mut head, out, states.head(row), part);
+            let (part, numbers) = self.state(scratch, cell, *number);
+            merge(s, &mut head, out, part, cut::part(numbers, column, out.len()));
         }
         head
+    }
+
+    /// The state that an item has left of a row.
+    #[inline(always)]
+    fn state<'s>(&self, scratch: &'s [f32], cell: &Cell<'_>, number: u32) -> (Head, &'s [f32]) {
+        let number = number as usize;
+        let item = cut::one(&self.items, number);
+        let left = cut::from(scratch, *cut::one(&self.starts, number));
+        let states = States::of(left, item.rows(&self.shape), self.shape.kv().v_width());
+        let row = self.state_in(item, cell);
+        (states.head(row), states.out(row))
     }
 
     /// Every check.
@@ -334,6 +339,12 @@ impl Kernel for Answers<'_> {
         for (index, answer) in (first..).zip(rows) {
             let cell = plan.cell(index);
             let sink = sinks.map(|sinks| *cut::one(sinks, cell.query_head));
+            // Most rows of prompts: there is nothing to merge, and no need of a copy.
+            if let [number] = *cell.parts {
+                let (head, out) = plan.state(scratch, &cell, number);
+                finish(s, head, out, sink, answer);
+                continue;
+            }
             for (column, answer) in (0..).step_by(STRIP).zip(answer.chunks_mut(STRIP)) {
                 let out = cut::part_mut(&mut strip, 0, answer.len());
                 let head = plan.merge_states(s, scratch, &cell, column, out);
