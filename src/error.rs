@@ -12,6 +12,8 @@
 
 mod attention;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use core::error::Error;
 use core::fmt;

@@ -1,6 +1,6 @@
 //! Beam search by forks: every beam gives the bits of a sequence that shares nothing, and after
 //! each step there are as many blocks as there are different ones.
-#![expect(clippy::std_instead_of_alloc, reason = "a test runs on std")]
+#![allow(clippy::std_instead_of_alloc, reason = "a test runs on std")]
 #![cfg(any(feature = "std", feature = "spin"))]
 
 use std::collections::BTreeSet;

@@ -12,13 +12,14 @@
 //!   the lengths of the products where an option can lengthen a score. Cases whose numbers are
 //!   `bytes` or `nibbles` are made so that integers hold them exactly;
 //! - where it does not, that and what rounding can do to a softmax, see [`storing_bound`];
-//! - from onnxruntime, that and what a chain of `f32` sums loses there, see [`THEIRS`].
+//! - from onnxruntime, that and what a chain of `f32` sums loses there, see [`THEIRS`];
+//! - at a level that rounds, had on request alone, that and what it says it loses, see [`rounding`].
 
 use paged_kv::internal::doors::{Place, answer, stored};
 use paged_kv::internal::numbers::Numbers;
 use paged_kv::internal::oracle::{Case, Rules, Sizes, Truth, attention};
 use paged_kv::internal::types::storing_error;
-use paged_kv::{Element, Level, every_type};
+use paged_kv::{Element, Int4, Int8, Level, bf16, every_type};
 
 const TORCH: &str = include_str!("golden/torch.txt");
 const ONNXRUNTIME: &str = include_str!("golden/onnxruntime.txt");
@@ -196,9 +197,33 @@ fn storing_bound<E: Element>(case: &Case, truth: &Truth, row: usize) -> f64 {
     truth.most[row] * (e + (1.0 + e) * 2.0 * (moved / 2.0).tanh())
 }
 
+/// The levels that round where this type is stored, and what they say they lose of the largest value.
+/// They say it of scores that are no longer than unit variance makes them; the longest here are two
+/// and a half times that.
+fn rounding<E: Element>() -> Vec<(Level, f64)> {
+    let (bf16, vnni) = match E::NAME {
+        "bf16" | "int4" => (true, false),
+        "int8" => (true, true),
+        _ => (false, false),
+    };
+    let levels = [("avx512-bf16", bf16, 1e-2), ("avx512-vnni", vnni, 3e-2)];
+    let asked = levels.into_iter().filter(|(_, rounds, _)| *rounds);
+    asked
+        .filter_map(|(name, _, loses)| {
+            let level = Level::from_name(name);
+            if level.is_none() {
+                eprintln!("NOT TESTED: {} at {name}, which this processor lacks", E::NAME);
+            }
+            Some((level?, loses))
+        })
+        .collect()
+}
+
 /// What is asked of one case, stored as one type: how far each row may be off.
 struct Allowed {
     rows: Vec<f64>,
+    /// The largest value that each row sees.
+    most: Vec<f64>,
     lse: Vec<Option<f64>>,
 }
 
@@ -221,7 +246,15 @@ impl Allowed {
         });
         // What storing does to a sum of exponentials is another question, asked by the oracle.
         let lse = (0..golden.lse.len()).map(|row| exact.then(|| truth.lse_bound(row) + WRITTEN));
-        Allowed { rows: rows.collect(), lse: lse.collect() }
+        let (rows, lse) = (rows.collect(), lse.collect());
+        Allowed { rows, most: truth.most, lse }
+    }
+
+    /// At a level that says how much it loses, which it does not say of the LSE.
+    fn rounded(&self, loses: f64) -> Allowed {
+        let rows = self.rows.iter().zip(&self.most).map(|(row, most)| row + loses * most);
+        let lse = vec![None; self.lse.len()];
+        Allowed { rows: rows.collect(), most: self.most.clone(), lse }
     }
 
     /// The largest error of an answer, as a part of what is allowed.
@@ -245,10 +278,11 @@ impl Allowed {
 
 /// Every case of a file, everywhere it can be held, at every level.
 fn agrees<E: Element>(text: &'static str, theirs: f64) {
+    let rounding = rounding::<E>();
     for golden in golden(text) {
-        let allowed = Allowed::new::<E>(&golden, theirs);
+        let exact = Allowed::new::<E>(&golden, theirs);
         let mut worst = 0.0f64;
-        for level in Level::available() {
+        let mut ask = |level: Level, allowed: &Allowed| {
             for place in PLACES {
                 let have = answer::<E>(&golden.case, place, level);
                 let part = allowed.part(&golden, &have.out, &have.lse);
@@ -256,7 +290,9 @@ fn agrees<E: Element>(text: &'static str, theirs: f64) {
                 let what = || format!("{}, {}, {level}, {place:?}", golden.name, E::NAME);
                 assert!(part <= 1.0, "{}: {part:.3} times what is allowed", what());
             }
-        }
+        };
+        Level::available().for_each(|level| ask(level, &exact));
+        rounding.iter().for_each(|(level, loses)| ask(*level, &exact.rounded(*loses)));
         println!("{:30} {:4} {worst:.3} of what is allowed", golden.name, E::NAME);
     }
 }
@@ -345,6 +381,35 @@ fn options_that_are_slightly_wrong_are_seen() {
         seen.dedup();
         assert_eq!(seen.len(), options, "{seen:?} were asked for");
     }
+}
+
+/// What a level that rounds may lose hides no option: one that it left out would be seen, and so
+/// would keys of another head.
+#[test]
+fn options_that_a_level_that_rounds_leaves_out_are_seen() {
+    fn left_out<E: Element>(numbers: &str) {
+        for (level, loses) in rounding::<E>() {
+            let mut seen = 0;
+            for golden in golden(TORCH).iter().filter(|golden| golden.numbers == numbers) {
+                let allowed = Allowed::new::<E>(golden, 0.0).rounded(loses);
+                let mut case = Case { rules: Rules::PLAIN, ..golden.case.clone() };
+                let (heads, width) = (case.sizes.n_kv_heads, case.sizes.k_width);
+                if golden.case.rules == Rules::PLAIN {
+                    case.k.chunks_mut(heads * width).for_each(|row| row.rotate_left(width));
+                }
+                if (&case.k, &case.rules) != (&golden.case.k, &golden.case.rules) {
+                    let have = answer::<E>(&case, PLACES[0], level);
+                    let part = allowed.part(golden, &have.out, &[]);
+                    assert!(part > 1.0, "{}, {}, {level}: {part:.3}", golden.name, E::NAME);
+                    seen += 1;
+                }
+            }
+            assert!(seen > 7, "{}, {level}: {seen}", E::NAME);
+        }
+    }
+    left_out::<bf16>("bytes");
+    left_out::<Int8>("bytes");
+    left_out::<Int4>("nibbles");
 }
 
 /// A query head that reads another KV head than its own is seen, too.

@@ -528,6 +528,45 @@ fn events_tell_parents_first_and_removals_children_first() {
     assert_eq!(*told, [&expected[..], &["-1v0", "cleared"]].concat());
 }
 
+/// Whoever is told may count on it: a router that sends a request elsewhere, or one that takes the
+/// blocks that went. So each event comes behind what it tells of and before what is done next.
+#[test]
+fn what_events_tell_of_has_happened() {
+    let shared = Arc::new(pool(4));
+    let mut cache = PrefixCache::new(Arc::clone(&shared), SIZE, KEY);
+    let told = Arc::new(Mutex::new(String::new()));
+    let (listener, layers) = (Arc::clone(&told), Arc::clone(&shared));
+    cache.set_sink(Some(Box::new(move |event| {
+        let (what, refs) = match event {
+            PrefixEvent::Stored { group, .. } => ("stored", layers.group_refs(group)),
+            PrefixEvent::Removed { group, .. } => ("removed", layers.group_refs(group)),
+            PrefixEvent::Cleared => ("cleared", 0),
+            _ => ("", 0),
+        };
+        let line = format!("{what}, {refs} hold it, {} free\n", layers.free_groups());
+        listener.lock().unwrap().push_str(&line);
+    })));
+    let store = |cache: &mut PrefixCache<_>| {
+        let groups = acquire(&shared, 2);
+        cache.insert(b"", &count(0, 8), &groups, Priority::NORMAL).unwrap();
+        release(&shared, &groups);
+    };
+    store(&mut cache);
+    assert_eq!(cache.clear(), 2);
+    store(&mut cache);
+    assert_eq!((cache.evict(1), cache.clear()), (1, 1));
+    store(&mut cache);
+    assert_eq!(cache.remove_salt(b""), Ok(2));
+    let stored = "stored, 2 hold it, 2 free\nstored, 2 hold it, 2 free\n";
+    let removed = "removed, 0 hold it, ";
+    let expected = [
+        &format!("{stored}cleared, 0 hold it, 4 free\n"),
+        &format!("{stored}{removed}3 free\ncleared, 0 hold it, 4 free\n"),
+        &format!("{stored}{removed}4 free\n{removed}4 free\n"),
+    ];
+    assert_eq!(*told.lock().unwrap(), expected.map(String::as_str).concat());
+}
+
 #[test]
 fn a_count_that_was_stolen_ends_the_hit_and_is_reported() {
     let shared = pool(4);

@@ -1,5 +1,4 @@
 //! What a cached block takes, under an allocator that counts.
-#![expect(unsafe_code, reason = "an allocator that counts has to be one")]
 #![cfg(any(feature = "std", feature = "spin"))]
 
 use core::alloc::{GlobalAlloc, Layout};
@@ -14,6 +13,7 @@ static BYTES: AtomicUsize = AtomicUsize::new(0);
 struct Counting;
 
 // SAFETY: every request is the system allocator's, unchanged.
+#[expect(unsafe_code, reason = "an allocator that counts has to be one")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);

@@ -244,6 +244,23 @@ fn files_can_be_read_in_one_sitting() {
     report(&broken);
 }
 
+/// The type that a line makes an error: `impl Error for PinError {}` makes `PinError` one.
+fn error_made(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once("Error for ")?;
+    rest.split(|c: char| !c.is_alphanumeric()).next()
+}
+
+#[test]
+fn every_error_is_read() {
+    let sources = sources();
+    let tests = sources.iter().find(|source| source.path == "error/tests.rs").unwrap();
+    let code = sources.iter().flat_map(Source::code);
+    let mut errors: Vec<&str> = code.filter_map(|(_, line)| error_made(line)).collect();
+    assert!(errors.len() > 10, "{errors:?}");
+    errors.retain(|error| !tests.text.lines().any(|line| has_word(line, error)));
+    assert!(errors.is_empty(), "{errors:?}: what they say is not in error/tests.rs");
+}
+
 /// Rooms open with an essay.
 #[test]
 fn every_file_says_what_it_is() {
@@ -263,4 +280,6 @@ fn the_checks_see() {
     assert_eq!(lines[1], (3, "fn f() { unsafe {} }"));
     assert_eq!(rooms_named(lines[0].1).collect::<Vec<_>>(), ["attention"]);
     assert!(has_word(lines[1].1, "unsafe") && !has_word("unsafe_code", "unsafe"));
+    assert_eq!(error_made("impl<X: Error> Error for WireError<X> {}"), Some("WireError"));
+    assert_eq!(error_made("impl From<ShapeError> for KvCacheError {"), None);
 }

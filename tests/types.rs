@@ -88,7 +88,8 @@ fn overflows<E: Element>(number: f32) -> bool {
 }
 
 fn stored_numbers_are_near<E: Element>() {
-    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(some_of(2000)) };
+    let config =
+        ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(some_of(2000)) };
     let worst = core::cell::Cell::new(0.0_f64);
     proptest!(config, |(row in any_row())| {
         let mut cache = KvCache::<E>::with_shape(shape(3, 1, row.len(), row.len()));

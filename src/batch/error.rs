@@ -5,7 +5,7 @@ use core::fmt;
 
 use crate::error::AttentionError;
 use crate::id::StoreId;
-use crate::shape::KvShape;
+use crate::shape::{KvDims, KvShape};
 
 /// Why a batch was not planned, or not attended: then `out`, the LSE and the scratch are as they
 /// were.
@@ -143,12 +143,17 @@ impl fmt::Display for BatchError {
                 f,
                 "sequence {sequence} has {len} positions and cannot share {positions} of them"
             ),
-            BatchError::Shape { need, have } => write!(
-                f,
-                "the plan is for a store of {:?}, this one has {:?}",
-                need.dims(),
-                have.dims()
-            ),
+            BatchError::Shape { need, have } => {
+                let KvDims { block_size, n_kv_heads, k_width, v_width } = need.dims();
+                write!(f, "the plan is for blocks of {block_size} and {n_kv_heads} KV heads of ")?;
+                let KvDims { block_size: size, n_kv_heads: heads, k_width: k, v_width: v } =
+                    have.dims();
+                write!(
+                    f,
+                    "{k_width} and {v_width}, the store has blocks of {size} and {heads} of "
+                )?;
+                write!(f, "{k} and {v}")
+            }
             BatchError::Sequences { need, have } => {
                 write!(f, "the plan is for {need} sequences, got {have}")
             }

@@ -5,7 +5,7 @@ use core::fmt;
 
 use super::error::{InsertError, PinError};
 use super::hash::HashKey;
-use super::holders::{GroupHolders, HoldersRef};
+use super::holders::{GiveBack, GroupHolders, HoldersRef};
 use super::lease::Lease;
 use super::stats::{PrefixEvent, PrefixSink, PrefixStats};
 use super::tree::{NodeId, Tree};
@@ -48,7 +48,8 @@ use crate::id::{CacheEra, PageGroup};
 /// # Deadlock
 ///
 /// Takes the pool's group table, a leaf, and waits for no reader and no writer: its methods are legal
-/// under any guard of the pool. It has no lock of its own; keep it behind one of yours.
+/// under any guard of the pool. It has no lock of its own; keep it behind one of yours. (Where following
+/// `P` panics in its drop there is no way to the pool, and what it holds stays held.)
 pub struct PrefixCache<P: HoldersRef> {
     pub(super) holders: P,
     pub(super) key: HashKey,
@@ -61,7 +62,7 @@ pub struct PrefixCache<P: HoldersRef> {
     /// Blocks that they cover.
     pub(super) pinned: usize,
     pin_budget: usize,
-    counts: PrefixStats,
+    pub(super) counts: PrefixStats,
     sink: Option<PrefixSink>,
 }
 
@@ -155,7 +156,7 @@ impl<P: HoldersRef> PrefixCache<P> {
     ///
     /// It is called in the middle of an operation, under the caller's lock: it should pass the
     /// event on and return. If it panics, the cache is whole, all that it was told of has happened,
-    /// and it may not be told of the rest of that operation.
+    /// and it may not be told of the rest of that operation. Nor is it where [`GroupHolders`] panics.
     ///
     /// # Examples
     ///
@@ -188,13 +189,15 @@ impl<P: HoldersRef> PrefixCache<P> {
         self.sink = sink;
     }
 
-    /// No pin is out any more.
-    pub(super) fn void_pins(&mut self, era: CacheEra) {
-        (self.pinned, self.pins, self.era) = (0, 0, era);
-    }
-
-    pub(super) fn count_evicted(&mut self) {
-        self.counts.evicted += 1;
+    /// Forgets every block and every pin, and gives the groups back. How many have gone back to the
+    /// pool.
+    pub(super) fn forget(&mut self) -> usize {
+        // Followed first: where `P` panics, nothing is forgotten.
+        let holders = &*self.holders;
+        let Tree { block_size, mask, .. } = self.tree;
+        let tree = core::mem::replace(&mut self.tree, Tree::new(block_size, mask));
+        (self.pinned, self.pins, self.era) = (0, 0, CacheEra::fresh());
+        give_back(holders, &tree)
     }
 
     pub(super) fn tell(&mut self, event: PrefixEvent<'_>) {
@@ -244,13 +247,15 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// the other, and five times more for each block. With the table and the comparison it is 1.6 and
     /// 0.9 ([`peek`](Self::peek)), and with the counts of one layer 3.2 and 1.3.
     pub fn lookup(&mut self, salt: &[u8], tokens: &[u32]) -> Lease<P> {
+        // The lease's own, while there is nothing to be lost.
+        let holders = self.holders.clone();
         self.counts.tokens_asked += tokens.len() as u64;
         let (groups, covered) = self.find_and_hold(salt, tokens).unwrap_or_default();
         self.counts.tokens_saved += covered as u64;
         self.counts.hits += u64::from(covered > 0);
         self.counts.misses += u64::from(covered == 0);
         self.counts.partial_hits += u64::from(!covered.is_multiple_of(self.tree.block_size));
-        Lease::new(self.holders.clone(), groups, covered, self.tree.block_size)
+        Lease::new(holders, groups, covered, self.tree.block_size)
     }
 
     /// How many positions a lookup would cover. Holds nothing and counts as no use: by the time
@@ -340,22 +345,29 @@ impl<P: HoldersRef> PrefixCache<P> {
             return Ok(Inserted::default());
         }
         let used = self.tick();
-        let from = self.descend(salt, tokens).unwrap_or_else(|| {
+        let from = self.descend(salt, tokens);
+        let holders = &*self.holders;
+        let from = from.unwrap_or_else(|| {
             let hash = self.key.root(salt);
             Found { node: self.tree.add_root(hash, salt), hash, blocks: 0 }
         });
-        let (mut end, mut hash) = (from.node, from.hash);
+        let (tree, counts) = (&mut self.tree, &mut self.counts);
+        let mut path =
+            Growing { holders, tree, counts, from: from.node, end: from.node, used, priority };
+        let mut hash = from.hash;
         for (tokens, &group) in tokens.chunks_exact(size).zip(groups).skip(from.blocks) {
-            if let Err(error) = self.hold_new(group) {
-                self.take_back(from.node, end);
+            hash = self.key.block(hash, tokens);
+            if let Err(error) = path.grow(hash, tokens, group) {
+                path.take_back();
                 return Err(error);
             }
-            hash = self.key.block(hash, tokens);
-            end = self.tree.add_block(end, hash, tokens, group, used, priority);
         }
-        self.tree.touch(end, used, Some(priority));
+        let end = path.end;
+        drop(path);
         let stored = need - from.blocks;
-        self.counts.stored += stored as u64;
+        if stored == 0 {
+            self.tree.touch(end, used, Some(priority));
+        }
         self.tell_stored(salt, end, stored);
         Ok(Inserted { stored, known: from.blocks })
     }
@@ -522,24 +534,6 @@ impl<P: HoldersRef> PrefixCache<P> {
         Some((groups, covered))
     }
 
-    /// Becomes a holder of a group that is not cached.
-    fn hold_new(&self, group: PageGroup) -> Result<(), InsertError> {
-        match self.tree.cached(group) {
-            Some(_) => Err(InsertError::GroupCached { group }),
-            None => Ok(self.holders.retain(group)?),
-        }
-    }
-
-    /// Undoes an insertion that got from `from` to `end`.
-    fn take_back(&mut self, from: NodeId, mut end: NodeId) {
-        while end != from {
-            let group = self.tree[end].group;
-            end = self.tree.remove_block(end);
-            let _just_retained = group.map(|group| self.holders.release(group));
-        }
-        self.tree.remove_if_empty_root(from);
-    }
-
     /// Tells of the last `stored` blocks up to `end`, the first of them first.
     fn tell_stored(&mut self, salt: &[u8], end: NodeId, stored: usize) {
         let Some(sink) = &mut self.sink else { return };
@@ -553,17 +547,63 @@ impl<P: HoldersRef> PrefixCache<P> {
             }
         }
     }
+}
 
-    pub(super) fn release_all(&self) -> usize {
-        let groups = self.tree.blocks.iter().filter_map(|node| self.tree[*node].group);
-        groups.filter(|group| self.holders.release(*group) == Ok(true)).count()
+/// Blocks on their way in, from one that is known, or a root, to the last of them. Wherever it ends,
+/// what is in is whole: it ends in the middle where [`GroupHolders`] panics.
+struct Growing<'a, H: GroupHolders + ?Sized> {
+    holders: &'a H,
+    tree: &'a mut Tree,
+    counts: &'a mut PrefixStats,
+    from: NodeId,
+    end: NodeId,
+    used: u64,
+    priority: Priority,
+}
+
+impl<H: GroupHolders + ?Sized> Growing<'_, H> {
+    /// One more, whose group is not cached and gets one more holder.
+    fn grow(&mut self, hash: u64, tokens: &[u32], group: PageGroup) -> Result<(), InsertError> {
+        if self.tree.cached(group).is_some() {
+            return Err(InsertError::GroupCached { group });
+        }
+        self.holders.retain(group)?;
+        self.end = self.tree.add_block(self.end, hash, tokens, group, self.used, self.priority);
+        self.counts.stored += 1;
+        Ok(())
+    }
+
+    /// All of them out again.
+    fn take_back(mut self) {
+        while self.end != self.from {
+            let group = self.tree[self.end].group;
+            self.end = self.tree.remove_block(self.end);
+            self.counts.stored -= 1;
+            let _just_retained = group.map(|group| self.holders.release(group));
+        }
+    }
+}
+
+impl<H: GroupHolders + ?Sized> Drop for Growing<'_, H> {
+    fn drop(&mut self) {
+        if self.end == self.from {
+            self.tree.remove_if_empty_root(self.from);
+        } else {
+            self.tree.touch(self.end, self.used, Some(self.priority));
+        }
     }
 }
 
 impl<P: HoldersRef> Drop for PrefixCache<P> {
     fn drop(&mut self) {
-        self.release_all();
+        give_back(&*self.holders, &self.tree);
     }
+}
+
+/// Gives the groups of all blocks back.
+fn give_back<H: GroupHolders + ?Sized>(holders: &H, tree: &Tree) -> usize {
+    let groups = tree.blocks.iter().filter_map(|node| tree[*node].group);
+    GiveBack { holders, groups }.run()
 }
 
 impl<P: HoldersRef> fmt::Debug for PrefixCache<P> {

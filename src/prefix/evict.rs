@@ -8,7 +8,7 @@ use super::error::RemoveError;
 use super::holders::{GroupHolders, HoldersRef};
 use super::stats::PrefixEvent;
 use super::tree::{Leaf, NodeId, Tree};
-use crate::id::{CacheEra, PageGroup};
+use crate::id::PageGroup;
 
 /// A block that was taken out of the tree and is not released yet.
 struct Gone {
@@ -55,9 +55,9 @@ impl<P: HoldersRef> PrefixCache<P> {
     pub fn evict(&mut self, n: usize) -> usize {
         let (mut freed, mut passed) = (0, None);
         while freed < n
-            && let Some(gone) = self.take_next(&mut passed)
+            && let Some((gone, released)) = self.evict_next(&mut passed)
         {
-            freed += self.let_go(&gone);
+            freed += usize::from(released);
             self.tell_removed(&gone);
         }
         freed
@@ -94,23 +94,24 @@ impl<P: HoldersRef> PrefixCache<P> {
     ///
     /// As `evict`, and a list of what goes. A refusal costs as much as what could have gone.
     pub fn try_evict(&mut self, n: usize) -> bool {
-        let mut out = Vec::new();
+        let holders = &*self.holders;
+        let mut taken = Taken::new(&mut self.tree);
         let mut passed = None;
         // Nothing that is pinned goes, so that most hopeless calls look at nothing.
-        while n <= self.tree.blocks.len() + out.len() - self.pinned && out.len() < n {
-            match self.take_next(&mut passed) {
-                Some(gone) => out.push(gone),
+        while n <= taken.tree.blocks.len() + taken.out.len() - self.pinned && taken.out.len() < n {
+            match take_next(taken.tree, holders, &mut passed) {
+                Some(gone) => taken.out.push(gone),
                 None => break,
             }
         }
-        if out.len() < n {
-            self.put_back(out);
+        if taken.out.len() < n {
             return false;
         }
-        for gone in &out {
-            self.let_go(gone);
+        while let Some(group) = taken.next_back() {
+            self.counts.evicted += 1;
+            let _freed = holders.release(group);
         }
-        out.iter().for_each(|gone| self.tell_removed(gone));
+        taken.end().iter().for_each(|gone| self.tell_removed(gone));
         true
     }
 
@@ -162,11 +163,17 @@ impl<P: HoldersRef> PrefixCache<P> {
         if pinned > 0 {
             return Err(RemoveError::Pinned { blocks: pinned });
         }
-        let out: Vec<_> = nodes.iter().rev().map(|node| self.take_out(*node)).collect();
-        self.tree.remove_if_empty_root(root);
-        let released = out.iter().map(|gone| self.holders.release(gone.group) == Ok(true));
-        let freed = released.filter(|freed| *freed).count();
-        out.iter().for_each(|gone| self.tell_removed(gone));
+        let holders = &*self.holders;
+        let mut taken = Taken::new(&mut self.tree);
+        for node in nodes.into_iter().rev() {
+            let gone = take_out(taken.tree, node);
+            taken.out.push(gone);
+        }
+        let mut freed = 0;
+        while let Some(group) = taken.next_back() {
+            freed += usize::from(holders.release(group) == Ok(true));
+        }
+        taken.end().iter().for_each(|gone| self.tell_removed(gone));
         Ok(freed)
     }
 
@@ -198,9 +205,7 @@ impl<P: HoldersRef> PrefixCache<P> {
     /// # Ok::<(), Box<dyn core::error::Error>>(())
     /// ```
     pub fn clear(&mut self) -> usize {
-        let freed = self.release_all();
-        self.tree = Tree::new(self.tree.block_size, self.tree.mask);
-        self.void_pins(CacheEra::fresh());
+        let freed = self.forget();
         self.tell(PrefixEvent::Cleared);
         freed
     }
@@ -246,43 +251,14 @@ impl<P: HoldersRef> PrefixCache<P> {
         self.tree.blocks.iter().filter(goes).count()
     }
 
-    /// Takes the next block out that may go. Everything up to `passed` is in use; what becomes a
-    /// leaf comes behind it, see `tree`.
-    fn take_next(&mut self, passed: &mut Option<Leaf>) -> Option<Gone> {
-        loop {
-            let leaf = self.tree.next_leaf(*passed)?;
-            let group = self.tree[leaf.node].group.expect("a leaf is a block");
-            if !self.holders.in_use(group) {
-                return Some(self.take_out(leaf.node));
-            }
-            *passed = Some(leaf);
-        }
-    }
-
-    fn take_out(&mut self, node: NodeId) -> Gone {
-        let block = &self.tree[node];
-        let (hash, used, priority) = (block.hash, block.used, block.priority);
-        let group = block.group.expect("a block has a group");
-        let parent = self.tree.remove_block(node);
-        Gone { node, parent, hash, group, used, priority }
-    }
-
-    /// Releases a block that was evicted. 1 where its group went back to the pool.
-    fn let_go(&mut self, gone: &Gone) -> usize {
+    /// Evicts the next block that may go, and says whether its group went back to the pool.
+    fn evict_next(&mut self, passed: &mut Option<Leaf>) -> Option<(Gone, bool)> {
+        let holders = &*self.holders;
+        let gone = take_next(&mut self.tree, holders, passed)?;
         self.tree.remove_if_empty_root(gone.parent);
-        self.count_evicted();
-        usize::from(self.holders.release(gone.group) == Ok(true))
-    }
-
-    /// Undoes what took these out, one after the other: each gets the node that it had.
-    fn put_back(&mut self, out: Vec<Gone>) {
-        let mut tokens = Vec::new();
-        for Gone { node, parent, hash, group, used, priority } in out.into_iter().rev() {
-            tokens.clear();
-            tokens.extend_from_slice(self.tree.tokens(node));
-            let again = self.tree.add_block(parent, hash, &tokens, group, used, priority);
-            debug_assert_eq!(again, node, "the last node given up is the first taken");
-        }
+        self.counts.evicted += 1;
+        let released = holders.release(gone.group) == Ok(true);
+        Some((gone, released))
     }
 
     fn tell_removed(&mut self, gone: &Gone) {
@@ -291,5 +267,75 @@ impl<P: HoldersRef> PrefixCache<P> {
 
     fn holders_of(&self, node: NodeId) -> u32 {
         self.tree[node].group.map_or(0, |group| self.holders.holders(group))
+    }
+}
+
+/// Takes the next block out that may go. Everything up to `passed` is in use; what becomes a leaf
+/// comes behind it, see `tree`.
+fn take_next<H>(tree: &mut Tree, holders: &H, passed: &mut Option<Leaf>) -> Option<Gone>
+where
+    H: GroupHolders + ?Sized,
+{
+    loop {
+        let leaf = tree.next_leaf(*passed)?;
+        let group = tree[leaf.node].group.expect("a leaf is a block");
+        if !holders.in_use(group) {
+            return Some(take_out(tree, leaf.node));
+        }
+        *passed = Some(leaf);
+    }
+}
+
+fn take_out(tree: &mut Tree, node: NodeId) -> Gone {
+    let block = &tree[node];
+    let (hash, used, priority) = (block.hash, block.used, block.priority);
+    let group = block.group.expect("a block has a group");
+    let parent = tree.remove_block(node);
+    Gone { node, parent, hash, group, used, priority }
+}
+
+/// Blocks that were taken out, children first. Those that are not given back stand in the tree again
+/// when this is dropped: none goes, or [`GroupHolders`] panicked in the middle.
+struct Taken<'a> {
+    tree: &'a mut Tree,
+    out: Vec<Gone>,
+    given_back: usize,
+}
+
+impl<'a> Taken<'a> {
+    fn new(tree: &'a mut Tree) -> Self {
+        Taken { tree, out: Vec::new(), given_back: 0 }
+    }
+
+    /// The next group to give back, which counts as given back from here on.
+    fn next_back(&mut self) -> Option<PageGroup> {
+        let gone = self.out.get(self.given_back)?;
+        self.given_back += 1;
+        Some(gone.group)
+    }
+
+    /// What has gone.
+    fn end(mut self) -> Vec<Gone> {
+        self.settle()
+    }
+
+    fn settle(&mut self) -> Vec<Gone> {
+        let stays = self.out.split_off(core::mem::take(&mut self.given_back));
+        // Undoes what took these out, one after the other: each gets the node that it had.
+        let mut tokens = Vec::new();
+        for Gone { node, parent, hash, group, used, priority } in stays.into_iter().rev() {
+            tokens.clear();
+            tokens.extend_from_slice(self.tree.tokens(node));
+            let again = self.tree.add_block(parent, hash, &tokens, group, used, priority);
+            debug_assert_eq!(again, node, "the last node given up is the first taken");
+        }
+        self.out.iter().for_each(|gone| self.tree.remove_if_empty_root(gone.parent));
+        core::mem::take(&mut self.out)
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.settle();
     }
 }

@@ -13,6 +13,14 @@ use crate::id::PageGroup;
 /// whatever lock the caller keeps the cache behind, and from the drop of a lease, so none of them
 /// may wait for a reader or a writer.
 ///
+/// # Panics
+///
+/// Where one of these panics, or the way to them does, the panic goes on to the caller and the cache is
+/// whole. A holder that was to be taken counts as not taken, and one that was to be given back as given
+/// back: the cache never counts on what it may not hold. The rest of what was to be given back is given
+/// back or cached as before; an insertion or an eviction may have got a part of the way, of which the
+/// sink is not told. (A second panic in the rest ends the process, as it does where a `Vec` is dropped.)
+///
 /// # Examples
 ///
 /// A wrapper that an engine passes around instead of the layers themselves:
@@ -109,7 +117,8 @@ pub trait GroupHolders {
         groups.iter().zip(counts).for_each(|(group, count)| *count = self.holders(*group));
     }
 
-    /// One more holder of each, in order, up to the first that is refused: how many got one.
+    /// One more holder of each, in order, up to the first that is refused: how many got one. None has
+    /// one where this panics.
     ///
     /// # Examples
     ///
@@ -127,7 +136,43 @@ pub trait GroupHolders {
     /// # Ok::<(), Box<dyn core::error::Error>>(())
     /// ```
     fn retain_each(&self, groups: &[PageGroup]) -> usize {
-        groups.iter().take_while(|group| self.retain(**group).is_ok()).count()
+        let mut held = GiveBack { holders: self, groups: [].iter().copied() };
+        for (index, group) in groups.iter().enumerate() {
+            if self.retain(*group).is_err() {
+                break;
+            }
+            held.groups = groups[..=index].iter().copied();
+        }
+        let count = held.groups.len();
+        held.groups = [].iter().copied();
+        count
+    }
+}
+
+/// Groups that are to be given back, one after the other, and the rest where one of them panics.
+pub(super) struct GiveBack<'a, H: GroupHolders + ?Sized, I: Iterator<Item = PageGroup>> {
+    pub(super) holders: &'a H,
+    pub(super) groups: I,
+}
+
+impl<H: GroupHolders + ?Sized, I: Iterator<Item = PageGroup>> GiveBack<'_, H, I> {
+    /// Gives all back. How many have no holder any more.
+    pub(super) fn run(mut self) -> usize {
+        let mut freed = 0;
+        for group in self.groups.by_ref() {
+            // Refused only where somebody released what was not theirs; there may be nobody to tell,
+            // in the middle of unwinding, and `check_invariants` tells of the group.
+            freed += usize::from(self.holders.release(group) == Ok(true));
+        }
+        freed
+    }
+}
+
+impl<H: GroupHolders + ?Sized, I: Iterator<Item = PageGroup>> Drop for GiveBack<'_, H, I> {
+    fn drop(&mut self) {
+        for group in self.groups.by_ref() {
+            let _gone_already = self.holders.release(group);
+        }
     }
 }
 

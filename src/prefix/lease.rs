@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::holders::{GroupHolders, HoldersRef};
+use super::holders::{GiveBack, HoldersRef};
 use crate::id::PageGroup;
 
 /// The cached groups that cover the beginning of a prompt, each held once more until the lease is
@@ -40,6 +40,8 @@ use crate::id::PageGroup;
 ///
 /// Dropping it takes the pool's group table and nothing else, and never the cache: it is legal
 /// under the lock that the cache is kept behind, under any guard of the pool, and while unwinding.
+/// (Where following `P` panics in the drop itself there is no way to the pool, and the groups stay
+/// held.)
 ///
 /// ```compile_fail
 /// fn twice<T: Clone>(_: T) {}
@@ -125,10 +127,10 @@ impl<P: HoldersRef> Lease<P> {
     /// ```
     pub fn release_partial(&mut self) {
         let full = self.covered / self.block_size;
-        for group in self.groups.drain(full..) {
-            let _gone_already = self.holders.release(group);
-        }
+        // Followed first: where `P` panics, the part is held as before.
+        let holders = &*self.holders;
         self.covered = full * self.block_size;
+        GiveBack { holders, groups: self.groups.drain(full..) }.run();
     }
 
     /// Hands the groups over, with their counts: whoever takes them releases each once.
@@ -219,12 +221,12 @@ impl<P: HoldersRef> Lease<P> {
 
 impl<P: HoldersRef> Drop for Lease<P> {
     fn drop(&mut self) {
-        // From the last to the first, as they would be evicted.
-        for group in self.groups.drain(..).rev() {
-            // Refused only where somebody released what was not theirs; there is nobody to tell
-            // in the middle of unwinding, and `check_invariants` tells of the group.
-            let _gone_already = self.holders.release(group);
+        // Handed over or a miss: a panic on the way would lose what was handed over.
+        if self.groups.is_empty() {
+            return;
         }
+        // From the last to the first, as they would be evicted.
+        GiveBack { holders: &*self.holders, groups: self.groups.drain(..).rev() }.run();
     }
 }
 

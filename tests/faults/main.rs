@@ -4,6 +4,7 @@
 #![cfg(any(feature = "std", feature = "spin"))]
 
 mod heap;
+mod holders;
 mod panics;
 mod refused;
 mod world;

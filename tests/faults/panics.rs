@@ -18,10 +18,10 @@ use super::world::{LAYERS, Pool, SALT, SIZE, World, rows, shape, tokens};
 
 /// Panics at a call that is chosen beforehand.
 #[derive(Clone, Debug, Default)]
-struct Fuse(Arc<AtomicUsize>);
+pub(crate) struct Fuse(Arc<AtomicUsize>);
 
 impl Fuse {
-    fn call(&self) {
+    pub(crate) fn call(&self) {
         let left = self.0.load(Ordering::Relaxed);
         if left > 0 {
             self.0.store(left - 1, Ordering::Relaxed);
@@ -33,7 +33,7 @@ impl Fuse {
     }
 
     /// Whether `run` panics where the `nth` call does. There is no panic after this.
-    fn burns(&self, nth: usize, run: impl FnOnce()) -> bool {
+    pub(crate) fn burns(&self, nth: usize, run: impl FnOnce()) -> bool {
         self.0.store(nth, Ordering::Relaxed);
         let burnt = catch_unwind(AssertUnwindSafe(run)).is_err();
         assert_eq!(burnt, self.0.swap(0, Ordering::Relaxed) == 0, "a panic goes on to the caller");
@@ -43,7 +43,7 @@ impl Fuse {
 
 /// Runs `at` for the first call, the second, and so on, until it panics no more. At least `least`
 /// calls are made.
-fn at_every_call(name: &str, least: usize, mut at: impl FnMut(&Fuse, usize) -> bool) {
+pub(crate) fn at_every_call(name: &str, least: usize, mut at: impl FnMut(&Fuse, usize) -> bool) {
     let fuse = Fuse::default();
     let calls = (1..).take_while(|&nth| at(&fuse, nth)).count();
     assert!(calls >= least, "{name}: {calls} calls");
