@@ -187,7 +187,7 @@ impl KvShape {
 pub struct GqaShape {
     kv: KvShape,
     n_heads: usize,
-    /// What would be divided for several times in the smallest calls.
+    /// Query heads of a KV head: the smallest calls ask several times, and feel a division.
     group: usize,
 }
 

@@ -278,7 +278,9 @@ fn a_batch_is_its_sequences_alone<E: Element>() {
     ran.unwrap_or_else(|failure| panic!("{failure}"));
     let (handed_out, joined) = *counts.lock().unwrap();
     println!("{handed_out} handed out, {joined} with joint positions");
-    assert!(handed_out >= most / 5 && joined >= most / 10, "{handed_out} {joined}");
+    // Of a few, all may be small.
+    let enough = most < 32 || handed_out >= most / 5 && joined >= most / 10;
+    assert!(enough, "{handed_out} {joined}");
 }
 
 /// Prefixes that end before, at and behind the borders of tiles and splits.

@@ -258,7 +258,7 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             let next = row + rows.next_multiple_of(group);
             let next = if next < self.rows_per_head { place(next) } else { place(row) };
             let place = place(row);
-            let ahead = next.wrapping_sub(place) * width;
+            let ahead = next.wrapping_sub(place).wrapping_mul(width);
             let first = head * self.rows_per_head + row;
             let to = cut::part_mut(self.inputs.q, first * width, count * width);
             let from = cut::part(self.task.q, place * width, count * width);

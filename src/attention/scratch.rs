@@ -67,7 +67,7 @@ pub(super) struct Inputs<'a> {
 pub(super) struct Regions<'a> {
     pub(super) stride: usize,
     /// The states that tiles are added to: of the split at hand, or the totals where there is one
-    /// split.
+    /// split. Heads of `MOST_ROWS` rows more stand behind them.
     pub(super) heads: &'a mut [[f32; 2]],
     pub(super) outs: &'a mut [f32],
     /// The totals over all splits, where there are more; empty where there is one.
@@ -143,7 +143,7 @@ fn states(
     stride: usize,
 ) -> (&mut [f32], &mut [[f32; 2]], &mut [f32]) {
     let (outs, rest) = region(scratch, rows * stride);
-    // A vector of them is read and written at once.
+    // A vector of them is read and written at once, from the last row on, too.
     let (heads, rest) = cut::split(rest, (rows + MOST_ROWS) * 2);
     (outs, heads.as_chunks_mut().0, rest)
 }

@@ -169,7 +169,8 @@ impl Item {
 pub(crate) fn scratch_for(shape: &GqaShape, rows: usize, merges: bool) -> usize {
     let (k_width, v_width) = (shape.kv().k_width(), shape.kv().v_width());
     let states = (v_width.next_multiple_of(LANES) + 2) * if merges { 2 } else { 1 };
-    // States are read by vectors of as many heads.
+    // A vector of MOST_ROWS maxima and denominators may begin at the last row, of a split and of the
+    // totals.
     let behind = 2 * 2 * MOST_ROWS;
     // A query row as it is, and rounded for a dot product, with two words more.
     let query = k_width + k_width.div_ceil(2) + 2;

@@ -32,7 +32,7 @@ impl Rule {
 ///   score that grows, instead of `inf - inf`.
 /// - A NaN score makes the row NaN.
 #[inline(always)]
-pub(crate) fn maxima<S: Simd>(s: S, row: &mut ScoreRow, extent: Extent) -> S::F32 {
+pub(crate) fn largest<S: Simd>(s: S, row: &mut ScoreRow, extent: Extent) -> S::F32 {
     let nothing = s.splat(f32::NEG_INFINITY);
     if extent.is_empty() {
         return nothing;

@@ -90,7 +90,7 @@ pub(crate) fn finish<S: Simd>(
         s.store(s.div(scaled, s.splat(denom)), answer);
     }
     let last = cut::from(out, whole.len() * LANES);
-    // The rows of a call are whole vectors, whatever the width is; a caller's own are not.
+    // A state's row is whole vectors; a strip of merged ones and a caller's own end with the width.
     if let Some(numbers) = last.first_chunk() {
         let Aligned(lanes) = &mut Aligned::zeros();
         let scaled = s.mul(s.load(numbers), s.splat(scale));

@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use super::exp::exp2;
 use super::scores::{KeyStep, Queries, Scores};
-use super::softmax::{Hide, Rule, Transform, maxima, weigh};
+use super::softmax::{Hide, Rule, Transform, largest, weigh};
 use super::values::{Apart, Extent, Scales, ValueStep, Values};
 use super::{Aligned, LANE, Piece, ScoreRow, TILE, Tiles, scale};
 use crate::cut;
@@ -34,8 +34,9 @@ pub(crate) struct Step<'s, 'k, 'a, K: KeyStep, V> {
     pub(crate) scores: &'s mut [ScoreRow],
     /// Room for what becomes of weights before they meet values.
     pub(crate) factors: &'s mut [ScoreRow],
+    /// Rows.
     pub(crate) rows: usize,
-    /// Maximum and denominator of each row, and of others behind them up to [`MOST_ROWS`].
+    /// Maximum and denominator of each row, and of others behind them up to `MOST_ROWS`.
     pub(crate) heads: &'s mut [[f32; 2]],
     /// Output rows, `stride` apart.
     pub(crate) outs: &'s mut [f32],
@@ -143,10 +144,12 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
                 s.run(Hide { row, extent: extents[line], mask: *mask });
             }
         }
-        // Of all rows at once and without a branch: which tiles raise a maximum nobody foresees.
+        // Of all rows at once: with a tree for each and states that were gathered one by one, the eight rows
+        // of a prompt took 1.1 times as long for their softmax. Without a branch: which tiles raise a
+        // maximum nobody foresees.
         let mut most = [s.splat(f32::NEG_INFINITY); MR];
         for line in 0..MR {
-            most[line] = maxima(s, cut::one_mut(step.scores, line), extents[line]);
+            most[line] = largest(s, cut::one_mut(step.scores, line), extents[line]);
         }
         let most = s.max_of_rows(most);
         let heads = match step.heads.as_flattened_mut().first_chunk_mut() {
@@ -155,17 +158,17 @@ impl<K: KeyStep, V: ValueStep, const MR: usize> Rows<'_, '_, '_, '_, K, V, MR> {
         };
         let states = s.load(heads);
         let old = s.evens(states);
-        let Aligned(new) = &mut Aligned::zeros();
+        let Aligned(maxima) = &mut Aligned::zeros();
         // False where the tile's maximum is a NaN, so that a maximum itself never is one.
         let max = s.select_less(old, most, most, old);
-        s.store(max, new);
+        s.store(max, maxima);
         let rise = s.select_less(old, most, s.sub(old, most), s.splat(0.0));
         let shrink = exp2(s, rise);
         s.store(shrink, step.shrink);
         let mut sums = [s.splat(0.0); MR];
         for line in 0..MR {
             let row = cut::one_mut(step.scores, line);
-            sums[line] = weigh(s, row, extents[line], new[2 * line]);
+            sums[line] = weigh(s, row, extents[line], maxima[2 * line]);
         }
         let denoms = s.add(s.mul(states, shrink), s.sums_of_rows(sums));
         // Maxima stand in the even lanes. Behind the rows at hand are other rows' states.

@@ -48,8 +48,12 @@ use crate::id::{CacheEra, PageGroup};
 /// # Deadlock
 ///
 /// Takes the pool's group table, a leaf, and waits for no reader and no writer: its methods are legal
-/// under any guard of the pool. It has no lock of its own; keep it behind one of yours. (Where following
-/// `P` panics in its drop there is no way to the pool, and what it holds stays held.)
+/// under any guard of the pool. It has no lock of its own; keep it behind one of yours.
+///
+/// # Panics
+///
+/// It does not by itself; what is whole where the pool's holders panic says [`GroupHolders`]. If following
+/// `P` panics when this is dropped, there is no way to the pool, and what it holds stays held.
 pub struct PrefixCache<P: HoldersRef> {
     pub(super) holders: P,
     pub(super) key: HashKey,
@@ -156,7 +160,8 @@ impl<P: HoldersRef> PrefixCache<P> {
     ///
     /// It is called in the middle of an operation, under the caller's lock: it should pass the
     /// event on and return. If it panics, the cache is whole, all that it was told of has happened,
-    /// and it may not be told of the rest of that operation. Nor is it where [`GroupHolders`] panics.
+    /// and it may not be told of the rest of that operation. Where [`GroupHolders`] panics, it is told
+    /// of nothing that was not told before.
     ///
     /// # Examples
     ///
@@ -249,8 +254,8 @@ impl<P: HoldersRef> PrefixCache<P> {
     pub fn lookup(&mut self, salt: &[u8], tokens: &[u32]) -> Lease<P> {
         // The lease's own, while there is nothing to be lost.
         let holders = self.holders.clone();
-        self.counts.tokens_asked += tokens.len() as u64;
         let (groups, covered) = self.find_and_hold(salt, tokens).unwrap_or_default();
+        self.counts.tokens_asked += tokens.len() as u64;
         self.counts.tokens_saved += covered as u64;
         self.counts.hits += u64::from(covered > 0);
         self.counts.misses += u64::from(covered == 0);

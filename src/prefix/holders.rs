@@ -13,13 +13,15 @@ use crate::id::PageGroup;
 /// whatever lock the caller keeps the cache behind, and from the drop of a lease, so none of them
 /// may wait for a reader or a writer.
 ///
-/// # Panics
+/// # Where they panic
 ///
-/// Where one of these panics, or the way to them does, the panic goes on to the caller and the cache is
-/// whole. A holder that was to be taken counts as not taken, and one that was to be given back as given
-/// back: the cache never counts on what it may not hold. The rest of what was to be given back is given
-/// back or cached as before; an insertion or an eviction may have got a part of the way, of which the
-/// sink is not told. (A second panic in the rest ends the process, as it does where a `Vec` is dropped.)
+/// The panic goes on to the caller and the cache is whole. A holder that was to be taken counts as not
+/// taken, and one that was to be given back as given back: the cache never counts on what it may not
+/// hold. The rest of what was to be given back is given back or cached as before. An insertion, an
+/// eviction and a `remove_salt` may have got a part of the way, so that rows of a removed salt may still
+/// be found, and the sink is not told of that part; nor is it told of a `clear`. Whoever routes by these
+/// events should be told to forget this cache. (A second panic in the rest ends the process, as it does
+/// where a `Vec` is dropped.)
 ///
 /// # Examples
 ///

@@ -40,8 +40,10 @@ use crate::id::PageGroup;
 ///
 /// Dropping it takes the pool's group table and nothing else, and never the cache: it is legal
 /// under the lock that the cache is kept behind, under any guard of the pool, and while unwinding.
-/// (Where following `P` panics in the drop itself there is no way to the pool, and the groups stay
-/// held.)
+///
+/// # Panics
+///
+/// If following `P` panics when this is dropped, there is no way to the pool, and the groups stay held.
 ///
 /// ```compile_fail
 /// fn twice<T: Clone>(_: T) {}

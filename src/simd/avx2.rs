@@ -54,9 +54,13 @@ impl Avx2 {
         };
         let twos = self.join::<MAX>(low, high);
         // SAFETY: the token proves AVX2.
-        unsafe { _mm256_moveldup_ps(self.join::<MAX>(twos, _mm256_movehdup_ps(twos))) }
+        let second = unsafe { _mm256_movehdup_ps(twos) };
+        let one = self.join::<MAX>(twos, second);
+        // SAFETY: the token proves AVX2.
+        unsafe { _mm256_moveldup_ps(one) }
     }
 
+    /// The trees of all rows.
     #[inline(always)]
     fn fold_rows<const MAX: bool, const MR: usize>(self, rows: [[__m256; 2]; MR]) -> [__m256; 2] {
         if MR == 1 {

@@ -57,6 +57,9 @@ pub(crate) const LANES: usize = 16;
 /// The largest number of rows in a register tile, over all levels.
 pub(crate) const MOST_ROWS: usize = 8;
 
+// A vector has two lanes for each row.
+const _: () = assert!(LANES == 2 * MOST_ROWS);
+
 use crate::cut::out_of_bounds;
 
 mod sealed {

@@ -89,7 +89,7 @@ pub(crate) struct Columns<'a, T, const NV: usize> {
 ///
 /// # Panics
 ///
-/// If a row of `a` or a run of `b` is too short: both are faults of this crate, and stop here
+/// If `a` ends before its last row does, or a run of `b` is too short: both are faults of this crate, and stop here
 /// before memory is touched that is not ours.
 #[inline(always)]
 pub(crate) fn product<S: Simd, T: Step, const MR: usize, const NV: usize>(
@@ -110,6 +110,7 @@ pub(crate) fn product<S: Simd, T: Step, const MR: usize, const NV: usize>(
         out_of_bounds();
     }
     let needed = a.stride.checked_mul(MR - 1).and_then(|last| last.checked_add(factors));
+    debug_assert!(MR == 1 || factors <= a.stride, "rows stand beside each other");
     if needed.is_none_or(|needed| needed > a.factors.len()) {
         out_of_bounds();
     }
@@ -211,8 +212,8 @@ unsafe fn step<S: Simd, T: Step, const MR: usize, const NV: usize>(
     let first =
         if T::FACTORS == T::NUMBERS { (row * T::NUMBERS).wrapping_sub(b.skip) } else { row };
     T::add(s, acc, cells, from_to, |line, index| {
-        // SAFETY: the caller vouches for the factors; `index` is in `from_to`, of which none comes
-        // before the first factor.
+        // SAFETY: the caller vouches for the factors of `MR` rows, and `line` is one of them; `index` is
+        // in `from_to`, of which none comes before the first factor.
         unsafe { *a.factors.get_unchecked(line * a.stride + first.wrapping_add(index)) }
     });
 }
