@@ -59,7 +59,8 @@ pub(crate) fn columns<S: Simd, T: Step, const MR: usize>() -> usize {
     if T::FACTORS > 1 { S::UNPACKED_COLUMNS[MR] } else { S::COLUMNS[MR] }
 }
 
-/// Where the rows of A stand.
+/// Where the rows of A stand: at one distance, so that one check does for all. With a slice and a check for
+/// each, prompts of 512 took 1.01 to 1.07 times as long.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a, F> {
     /// The factors from the first one of the first row on.
@@ -150,7 +151,8 @@ pub(crate) fn product<S: Simd, T: Step, const MR: usize, const NV: usize>(
 ///
 /// A tile of two vectors comes by twice as often and skips every other line where it asks for one. At
 /// AVX2, one line and all of them: bf16 with one row 209 and 179, fours of bytes and bytes 207 and 123,
-/// with two rows 292 and 173, 181 and 122; f32 with two 485 and 460.
+/// with two rows 292 and 173, 181 and 122; f32 with two 485 and 460. At AVX-512, eight rows of bf16 pairs,
+/// 512 of a prompt behind 2048 positions: 122 and 115 ms.
 #[inline(always)]
 fn fetch_ahead<S: Simd, T: Step, const MR: usize, const NV: usize>(
     s: S,
