@@ -256,12 +256,12 @@ impl<'i, 'a, E: Element> AtWork<'i, 'a, E> {
             };
             // What the next batch begins with, while this one is at work.
             let next = row + rows.next_multiple_of(group);
-            let next = if next < self.rows_per_head { place(next) } else { place(row) };
-            let place = place(row);
-            let ahead = next.wrapping_sub(place).wrapping_mul(width);
+            let here = place(row);
+            let next = if next < self.rows_per_head { place(next) } else { here };
+            let ahead = next.wrapping_sub(here).wrapping_mul(width);
             let first = head * self.rows_per_head + row;
             let to = cut::part_mut(self.inputs.q, first * width, count * width);
-            let from = cut::part(self.task.q, place * width, count * width);
+            let from = cut::part(self.task.q, here * width, count * width);
             let scale = self.task.options.query_scale;
             self.level.run(LoadQueries { from, scale, to: &mut *to, ahead });
             if packed_width == 0 {

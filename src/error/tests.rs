@@ -11,7 +11,7 @@ use core::fmt::Display;
 use super::*;
 use crate::batch::BatchError;
 use crate::prefix::{
-    GroupHolders, HashKey, InsertError, PinError, PrefixCache, PrefixFault, PrefixReport, Priority,
+    HashKey, InsertError, Once, PinError, PrefixCache, PrefixFault, PrefixReport, Priority,
     RemoveError,
 };
 use crate::shape::{KvDims, KvShape};
@@ -301,23 +301,6 @@ fn saved_sequences() {
     };
 }
 
-/// Whoever asks has one.
-struct One;
-
-impl GroupHolders for One {
-    fn retain(&self, _: PageGroup) -> Result<(), GroupError> {
-        Ok(())
-    }
-
-    fn release(&self, _: PageGroup) -> Result<bool, GroupError> {
-        Ok(true)
-    }
-
-    fn holders(&self, _: PageGroup) -> u32 {
-        1
-    }
-}
-
 #[test]
 fn prefix_caches() {
     all_without_source(&says! { InsertError:
@@ -351,7 +334,7 @@ fn prefix_caches() {
         Count { what: "pinned blocks", need: 713, have: 714 } =>
             "there should be 713 pinned blocks, there are 714",
     };
-    let mut cache = PrefixCache::new(&One, 1, HashKey::new([1; 16]));
+    let mut cache = PrefixCache::new(&Once, 1, HashKey::new([1; 16]));
     cache.insert(b"", &[5], &[GROUP], Priority::NORMAL).unwrap();
     let report: PrefixReport = cache.check_invariants([&[GROUP; 2][..]]).unwrap_err();
     check(&report, "page group 341v7 is counted for 1 holders, 3 name it", &[&GROUP]);

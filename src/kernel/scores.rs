@@ -38,12 +38,10 @@ impl<'k, F> Queries<'k, F> {
     pub(crate) fn whole(rows: &'k [F], width: usize, numbers: usize) -> Self {
         Queries { rows, width, first: 0, first_row: 0, numbers }
     }
-}
 
-impl<F> Queries<'_, F> {
     /// All factors of a row.
     #[inline(always)]
-    pub(crate) fn row(&self, line: usize) -> &[F] {
+    pub(crate) fn row(&self, line: usize) -> &'k [F] {
         cut::part(self.rows, line * self.width, self.width)
     }
 }

@@ -348,27 +348,9 @@ fn count(what: &'static str, need: usize, have: usize, faults: &mut Vec<PrefixFa
 
 #[cfg(test)]
 mod tests {
-    use super::super::{HashKey, Priority};
+    use super::super::{HashKey, Once, Priority};
     use super::*;
-    use crate::error::GroupError;
     use alloc::format;
-
-    /// Everybody holds everything once.
-    struct Once;
-
-    impl GroupHolders for Once {
-        fn retain(&self, _: PageGroup) -> Result<(), GroupError> {
-            Ok(())
-        }
-
-        fn release(&self, _: PageGroup) -> Result<bool, GroupError> {
-            Ok(true)
-        }
-
-        fn holders(&self, _: PageGroup) -> u32 {
-            1
-        }
-    }
 
     /// A path of three blocks, the last of three siblings, and what a change of its books brings up.
     fn faults(change: impl FnOnce(&mut PrefixCache<&Once>, NodeId)) -> alloc::string::String {

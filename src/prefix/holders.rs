@@ -226,3 +226,22 @@ impl<E: crate::share::spec::LayerElement> GroupHolders for crate::share::shared:
         self.group_refs_each(groups, counts);
     }
 }
+
+/// Everybody holds everything once.
+#[cfg(test)]
+pub(crate) struct Once;
+
+#[cfg(test)]
+impl GroupHolders for Once {
+    fn retain(&self, _: PageGroup) -> Result<(), GroupError> {
+        Ok(())
+    }
+
+    fn release(&self, _: PageGroup) -> Result<bool, GroupError> {
+        Ok(true)
+    }
+
+    fn holders(&self, _: PageGroup) -> u32 {
+        1
+    }
+}

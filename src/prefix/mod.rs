@@ -161,6 +161,8 @@ pub use cache::PrefixCache;
 pub use check::{PrefixFault, PrefixReport};
 pub use error::{InsertError, PinError, RemoveError};
 pub use hash::HashKey;
+#[cfg(test)]
+pub(crate) use holders::Once;
 pub use holders::{GroupHolders, HoldersRef};
 pub use lease::{Lease, PartialBlock};
 pub use stats::{PrefixEvent, PrefixSink, PrefixStats};

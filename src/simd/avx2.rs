@@ -60,26 +60,6 @@ impl Avx2 {
         unsafe { _mm256_moveldup_ps(one) }
     }
 
-    /// The trees of all rows.
-    #[inline(always)]
-    fn fold_rows<const MAX: bool, const MR: usize>(self, rows: [[__m256; 2]; MR]) -> [__m256; 2] {
-        if MR == 1 {
-            return self.splat(if MAX {
-                self.reduce_max(rows[0])
-            } else {
-                self.reduce_sum(rows[0])
-            });
-        }
-        // Rows that are not there stand for others.
-        let four = [rows[0], rows[1 % MR], rows[2 % MR], rows[3 % MR]];
-        let low = self.fold_four::<MAX>(four);
-        if MR <= 4 {
-            return [low; 2];
-        }
-        let four = [rows[4 % MR], rows[5 % MR], rows[6 % MR], rows[7 % MR]];
-        [low, self.fold_four::<MAX>(four)]
-    }
-
     /// The last three steps of [`Simd::reduce_max`].
     #[inline(always)]
     pub(super) fn max_of_eight(self, eight: __m256) -> f32 {
@@ -325,13 +305,22 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn max_of_rows<const MR: usize>(self, rows: [Self::F32; MR]) -> Self::F32 {
-        self.fold_rows::<true, MR>(rows)
-    }
-
-    #[inline(always)]
-    fn sums_of_rows<const MR: usize>(self, rows: [Self::F32; MR]) -> Self::F32 {
-        self.fold_rows::<false, MR>(rows)
+    fn fold_rows<const MAX: bool, const MR: usize>(self, rows: [[__m256; 2]; MR]) -> [__m256; 2] {
+        if MR == 1 {
+            return self.splat(if MAX {
+                self.reduce_max(rows[0])
+            } else {
+                self.reduce_sum(rows[0])
+            });
+        }
+        // Rows that are not there stand for others.
+        let four = [rows[0], rows[1 % MR], rows[2 % MR], rows[3 % MR]];
+        let low = self.fold_four::<MAX>(four);
+        if MR <= 4 {
+            return [low; 2];
+        }
+        let four = [rows[4 % MR], rows[5 % MR], rows[6 % MR], rows[7 % MR]];
+        [low, self.fold_four::<MAX>(four)]
     }
 
     #[inline(always)]

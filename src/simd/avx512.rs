@@ -85,36 +85,6 @@ impl<const DOT: u8> Avx512<DOT> {
         self.join::<MAX>(low, high)
     }
 
-    /// The trees of all rows, each step for as many of them as a vector has room for.
-    #[inline(always)]
-    fn fold_rows<const MAX: bool, const MR: usize>(self, rows: [__m512; MR]) -> __m512 {
-        if MR == 1 {
-            return self.splat(if MAX {
-                self.reduce_max(rows[0])
-            } else {
-                self.reduce_sum(rows[0])
-            });
-        }
-        // Rows that are not there stand for others.
-        let [a, b, c, d] = [rows[0], rows[1 % MR], rows[2 % MR], rows[3 % MR]];
-        let (mut even, mut odd) = (self.eights::<MAX>(a, c), self.eights::<MAX>(b, d));
-        let (mut more_even, mut more_odd) = (even, odd);
-        if MR > 4 {
-            let [a, b, c, d] = [rows[4 % MR], rows[5 % MR], rows[6 % MR], rows[7 % MR]];
-            (more_even, more_odd) = (self.eights::<MAX>(a, c), self.eights::<MAX>(b, d));
-        }
-        (even, odd) = (self.fours::<MAX>(even, more_even), self.fours::<MAX>(odd, more_odd));
-        // SAFETY: the token proves AVX-512.
-        let (low, high) = unsafe {
-            let low = _mm512_shuffle_ps::<FIRST_HALVES>(even, odd);
-            (low, _mm512_shuffle_ps::<SECOND_HALVES>(even, odd))
-        };
-        let twos = self.join::<MAX>(low, high);
-        // SAFETY: the token proves AVX-512.
-        let second = unsafe { _mm512_movehdup_ps(twos) };
-        self.evens(self.join::<MAX>(twos, second))
-    }
-
     /// # Safety
     ///
     /// The processor must have `avx512f`, `avx512bw`, `avx512dq`, `avx512vl`, `avx2`, `fma` and
@@ -461,13 +431,32 @@ impl<const DOT: u8> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
-    fn max_of_rows<const MR: usize>(self, rows: [__m512; MR]) -> __m512 {
-        self.fold_rows::<true, MR>(rows)
-    }
-
-    #[inline(always)]
-    fn sums_of_rows<const MR: usize>(self, rows: [__m512; MR]) -> __m512 {
-        self.fold_rows::<false, MR>(rows)
+    fn fold_rows<const MAX: bool, const MR: usize>(self, rows: [__m512; MR]) -> __m512 {
+        if MR == 1 {
+            return self.splat(if MAX {
+                self.reduce_max(rows[0])
+            } else {
+                self.reduce_sum(rows[0])
+            });
+        }
+        // Rows that are not there stand for others.
+        let [a, b, c, d] = [rows[0], rows[1 % MR], rows[2 % MR], rows[3 % MR]];
+        let (mut even, mut odd) = (self.eights::<MAX>(a, c), self.eights::<MAX>(b, d));
+        let (mut more_even, mut more_odd) = (even, odd);
+        if MR > 4 {
+            let [a, b, c, d] = [rows[4 % MR], rows[5 % MR], rows[6 % MR], rows[7 % MR]];
+            (more_even, more_odd) = (self.eights::<MAX>(a, c), self.eights::<MAX>(b, d));
+        }
+        (even, odd) = (self.fours::<MAX>(even, more_even), self.fours::<MAX>(odd, more_odd));
+        // SAFETY: the token proves AVX-512.
+        let (low, high) = unsafe {
+            let low = _mm512_shuffle_ps::<FIRST_HALVES>(even, odd);
+            (low, _mm512_shuffle_ps::<SECOND_HALVES>(even, odd))
+        };
+        let twos = self.join::<MAX>(low, high);
+        // SAFETY: the token proves AVX-512.
+        let second = unsafe { _mm512_movehdup_ps(twos) };
+        self.evens(self.join::<MAX>(twos, second))
     }
 
     #[inline(always)]

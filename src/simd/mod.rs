@@ -277,20 +277,22 @@ pub trait Simd: sealed::Sealed + Copy + 'static {
     /// [`Simd::reduce_sum`]. There are one to [`MOST_ROWS`] rows; other lanes hold anything.
     #[inline(always)]
     fn max_of_rows<const MR: usize>(self, rows: [Self::F32; MR]) -> Self::F32 {
-        let mut lanes = [0.0; LANES];
-        for (pair, row) in lanes.as_chunks_mut().0.iter_mut().zip(rows) {
-            *pair = [self.reduce_max(row); 2];
-        }
-        self.load(&lanes)
+        self.fold_rows::<true, MR>(rows)
     }
 
     /// The sum of each row in lanes `2 row` and `2 row + 1`, as [`Simd::reduce_sum`] adds them up.
     /// There are one to [`MOST_ROWS`] rows; other lanes hold anything.
     #[inline(always)]
     fn sums_of_rows<const MR: usize>(self, rows: [Self::F32; MR]) -> Self::F32 {
+        self.fold_rows::<false, MR>(rows)
+    }
+
+    /// [`Simd::max_of_rows`], or [`Simd::sums_of_rows`].
+    #[inline(always)]
+    fn fold_rows<const MAX: bool, const MR: usize>(self, rows: [Self::F32; MR]) -> Self::F32 {
         let mut lanes = [0.0; LANES];
         for (pair, row) in lanes.as_chunks_mut().0.iter_mut().zip(rows) {
-            *pair = [self.reduce_sum(row); 2];
+            *pair = [if MAX { self.reduce_max(row) } else { self.reduce_sum(row) }; 2];
         }
         self.load(&lanes)
     }

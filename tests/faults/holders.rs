@@ -1,39 +1,16 @@
 //! Whoever counts the holders of page groups for a prefix cache panics, or the way to him does, at
 //! each of its calls in turn. The books stay whole, and what was held is held or given back.
 
-use core::ops::Deref;
 use std::sync::Arc;
 
 use paged_kv::cache::{PagedSequence, SharedPagedKv};
 use paged_kv::prefix::{GroupHolders, HashKey, HoldersRef, Lease, PrefixCache, Priority};
 use paged_kv::{GroupError, PageGroup};
 
-use super::panics::{Fuse, at_every_call};
+use super::panics::{Fuse, Way, at_every_call};
 
 const SIZE: usize = 4;
 const GROUPS: usize = 16;
-
-/// A way to the pool that panics where it is followed or cloned.
-struct Way {
-    pool: Arc<SharedPagedKv>,
-    fuse: Fuse,
-}
-
-impl Deref for Way {
-    type Target = SharedPagedKv;
-
-    fn deref(&self) -> &SharedPagedKv {
-        self.fuse.call();
-        &self.pool
-    }
-}
-
-impl Clone for Way {
-    fn clone(&self) -> Self {
-        self.fuse.call();
-        Way { pool: Arc::clone(&self.pool), fuse: self.fuse.clone() }
-    }
-}
 
 /// Panics before it has taken a holder, and after it has let one go.
 struct Counter {

@@ -49,11 +49,10 @@ pub(crate) fn at_every_call(name: &str, least: usize, mut at: impl FnMut(&Fuse, 
     assert!(calls >= least, "{name}: {calls} calls");
 }
 
-/// A way to the layers that may panic.
-#[derive(Clone)]
-struct Way {
-    pool: Pool<f32>,
-    fuse: Fuse,
+/// A way to the layers that panics where it is followed or cloned.
+pub(crate) struct Way {
+    pub(crate) pool: Pool<f32>,
+    pub(crate) fuse: Fuse,
 }
 
 impl Deref for Way {
@@ -62,6 +61,13 @@ impl Deref for Way {
     fn deref(&self) -> &SharedPagedKv {
         self.fuse.call();
         &self.pool
+    }
+}
+
+impl Clone for Way {
+    fn clone(&self) -> Self {
+        self.fuse.call();
+        Way { pool: Pool::clone(&self.pool), fuse: self.fuse.clone() }
     }
 }
 
