@@ -578,10 +578,10 @@ fn a_count_that_was_stolen_ends_the_hit_and_is_reported() {
     let report = kit.cache.check_invariants([lease.groups()]).unwrap_err();
     let fault = PrefixFault::Holders { group: groups[1], counted: 0, found: 1 };
     assert_eq!(report.faults(), [fault]);
-    assert_eq!(report.to_string(), "page group 1v0 is counted for 0 holders, 1 name it");
+    assert_eq!(report.to_string(), "page group 1v0 has a holder count of 0, found 1");
     // A holder that was not handed in is a leak as far as anybody can tell.
     let report = kit.cache.check_invariants([]).unwrap_err();
-    assert!(report.to_string().contains("page group 0v0 is counted for 2 holders, 1 name it"));
+    assert!(report.to_string().contains("page group 0v0 has a holder count of 2, found 1"));
     drop(lease);
     // The slot is somebody else's; evicting the block leaves it alone.
     let other = acquire(&shared, 1);

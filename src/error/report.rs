@@ -82,7 +82,7 @@ impl fmt::Display for Miscount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Miscount::Holders { block, counted, found } => {
-                write!(f, "block {block} is counted for {counted} holders, {found} name it")
+                write!(f, "block {block} has a holder count of {counted}, found {found}")
             }
             Miscount::FreeList { free, found } => {
                 write!(f, "{free} blocks are counted free, {found} are on the free list")
@@ -94,7 +94,7 @@ impl fmt::Display for Miscount {
                 write!(f, "layer {layer} is named, and there are {layers}")
             }
             Miscount::GroupHolders { group, counted, found } => {
-                write!(f, "page group {group} is counted for {counted} holders, {found} have it")
+                write!(f, "page group {group} has a holder count of {counted}, found {found}")
             }
             Miscount::NoGroup { group } => {
                 write!(f, "page group {group} is held, and names nothing")
@@ -122,7 +122,7 @@ impl Error for Miscount {}
 /// drop(cache); // not released
 /// let report = store.check_invariants([]).unwrap_err();
 /// assert_eq!((report.count(), report.miscounts().count()), (1, 1));
-/// assert!(report.to_string().ends_with("\n  block 0 is counted for 1 holders, 0 name it"));
+/// assert!(report.to_string().ends_with("\n  block 0 has a holder count of 1, found 0"));
 /// # Ok::<(), paged_kv::PagedKvError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -160,7 +160,7 @@ impl InvariantReport {
 
 impl fmt::Display for InvariantReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} miscounts", self.count)?;
+        write!(f, "miscounts: {}", self.count)?;
         for (layer, what) in &self.kept {
             match layer {
                 Some(layer) => write!(f, "\n  layer {layer}: {what}")?,
@@ -189,7 +189,7 @@ mod tests {
         report.note(Some(2), Miscount::Holders { block, counted: 2, found: 1 });
         report.note(None, Miscount::NoGroup { group: PageGroup::new(7, 3, 0) });
         let text = report.to_string();
-        let lines = "2 miscounts\n  layer 2: block 3 is counted for 2 holders, 1 name it\n  \
+        let lines = "miscounts: 2\n  layer 2: block 3 has a holder count of 2, found 1\n  \
                      page group 7v3 is held, and names nothing";
         assert_eq!(text, lines);
         for _ in 0..100 {

@@ -323,7 +323,7 @@ fn prefix_caches() {
     });
     let _all = says! { PrefixFault:
         Holders { group: GROUP, counted: 711, found: 712 } =>
-            "page group 341v7 is counted for 711 holders, 712 name it",
+            "page group 341v7 has a holder count of 711, found 712",
         Lost { group: GROUP } => "the block in page group 341v7 is not found by its tokens",
         Unlisted { group: GROUP } => "page group 341v7 is cached and not listed for its block",
         AheadOfParent { group: GROUP } =>
@@ -337,7 +337,7 @@ fn prefix_caches() {
     let mut cache = PrefixCache::new(&Once, 1, HashKey::new([1; 16]));
     cache.insert(b"", &[5], &[GROUP], Priority::NORMAL).unwrap();
     let report: PrefixReport = cache.check_invariants([&[GROUP; 2][..]]).unwrap_err();
-    check(&report, "page group 341v7 is counted for 1 holders, 3 name it", &[&GROUP]);
+    check(&report, "page group 341v7 has a holder count of 1, found 3", &[&GROUP]);
     has_no_source(&report);
 }
 
@@ -358,19 +358,19 @@ fn layers() {
 fn recounts() {
     let miscounts = says! { Miscount:
         Holders { block: BLOCK, counted: 901, found: 902 } =>
-            "block 351 is counted for 901 holders, 902 name it",
+            "block 351 has a holder count of 901, found 902",
         FreeList { free: 903, found: 904 } =>
             "903 blocks are counted free, 904 are on the free list",
         NoBlock { block: BLOCK, total: 905 } => "block 351 is named, and there are 905",
         NoLayer { layer: 906, layers: 907 } => "layer 906 is named, and there are 907",
         GroupHolders { group: GROUP, counted: 908, found: 909 } =>
-            "page group 341v7 is counted for 908 holders, 909 have it",
+            "page group 341v7 has a holder count of 908, found 909",
         NoGroup { group: GROUP } => "page group 341v7 is held, and names nothing",
     };
     all_without_source(&miscounts);
     let mut report = InvariantReport::default();
     miscounts.iter().for_each(|miscount| report.note(Some(910), *miscount));
     let lines = miscounts.iter().map(|miscount| format!("\n  layer 910: {miscount}"));
-    check(&report, &format!("6 miscounts{}", lines.collect::<String>()), &[&910_usize]);
+    check(&report, &format!("miscounts: 6{}", lines.collect::<String>()), &[&910_usize]);
     has_no_source(&report);
 }

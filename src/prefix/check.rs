@@ -87,7 +87,7 @@ impl fmt::Display for PrefixFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PrefixFault::Holders { group, counted, found } => {
-                write!(f, "page group {group} is counted for {counted} holders, {found} name it")
+                write!(f, "page group {group} has a holder count of {counted}, found {found}")
             }
             PrefixFault::Lost { group } => {
                 write!(f, "the block in page group {group} is not found by its tokens")

@@ -92,7 +92,7 @@ impl<E: super::spec::LayerElement> SharedPagedKv<E> {
     /// let group = shared.acquire_group().expect("two are left");
     /// shared.check_invariants(sequence.holders().chain([Holder::Group(group)]))?;
     /// let report = shared.check_invariants(sequence.holders()).unwrap_err();
-    /// assert!(report.to_string().contains("page group 0v0 is counted for 1 holders, 0 have it"));
+    /// assert!(report.to_string().contains("page group 0v0 has a holder count of 1, found 0"));
     /// # Ok::<(), Box<dyn core::error::Error>>(())
     /// ```
     pub fn check_invariants<'a>(

@@ -481,6 +481,35 @@ mod tests {
     }
 
     #[test]
+    fn the_audit_walks_the_free_list_and_ends() {
+        /// What the audit says of a list 2, 1, 0 and the fresh block 3, once it was broken.
+        fn audit(holders: [u32; 4], break_it: fn(&Blocks)) -> Vec<Miscount> {
+            let blocks = Blocks::new(4).unwrap();
+            let taken: Vec<_> = (0..3).map(|_| blocks.take().unwrap()).collect();
+            taken.into_iter().for_each(|block| drop(blocks.drop_table(block).unwrap()));
+            break_it(&blocks);
+            let mut told = Vec::new();
+            blocks.audit(&holders, |miscount| told.push(miscount));
+            told
+        }
+        let list = |free, found| [Miscount::FreeList { free, found }];
+        assert_eq!(audit([0; 4], |_| ()), []);
+        let ring = audit([0; 4], |blocks| blocks.next[0].store(2, Ordering::Relaxed));
+        assert_eq!(ring, list(4, 4));
+        let lost = audit([0; 4], |blocks| blocks.next[1].store(NIL, Ordering::Relaxed));
+        assert_eq!(lost, list(4, 3));
+        let held = audit([0, 1, 0, 0], |blocks| blocks.words[1].store(1, Ordering::Relaxed));
+        assert_eq!(held, list(4, 2));
+        let miscounted = audit([0; 4], |blocks| blocks.free.store(3, Ordering::Relaxed));
+        assert_eq!(miscounted, list(3, 4));
+        let neither_held_nor_free = audit([0; 4], |blocks| {
+            blocks.free.store(3, Ordering::Relaxed);
+            blocks.next[1].store(NIL, Ordering::Relaxed);
+        });
+        assert_eq!(neither_held_nor_free, list(3, 3));
+    }
+
+    #[test]
     fn opening_does_not_visit_the_blocks() {
         // 2^31 blocks are 16 GiB of words; they must not be touched to be opened.
         #[cfg(target_pointer_width = "64")]

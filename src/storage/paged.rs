@@ -365,7 +365,7 @@ impl<E: Element> PagedKvStore<E> {
     /// assert!(store.check_invariants([cache.block_table()]).is_ok());
     /// drop(cache); // without a release
     /// let report = store.check_invariants([]).unwrap_err();
-    /// assert!(report.to_string().contains("block 0 is counted for 1 holders, 0 name it"));
+    /// assert!(report.to_string().contains("block 0 has a holder count of 1, found 0"));
     /// # Ok::<(), paged_kv::PagedKvError>(())
     /// ```
     pub fn check_invariants<'a>(

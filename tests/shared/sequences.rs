@@ -518,11 +518,11 @@ fn a_recount_finds_what_was_forgotten_and_what_was_made_up() {
     let both = [Holder::Group(group), Holder::Group(group)];
     shared.check_invariants(sequence.holders().chain(both)).unwrap();
     let forgotten = shared.check_invariants(both).unwrap_err();
-    let text = "2 miscounts\n  layer 0: block 0 is counted for 1 holders, 0 name it\n  \
-                layer 1: block 0 is counted for 1 holders, 0 name it";
+    let text = "miscounts: 2\n  layer 0: block 0 has a holder count of 1, found 0\n  \
+                layer 1: block 0 has a holder count of 1, found 0";
     assert_eq!(forgotten.to_string(), text);
     let one = shared.check_invariants(sequence.holders().chain([Holder::Group(group)]));
-    let text = "1 miscounts\n  page group 0v0 is counted for 2 holders, 1 have it";
+    let text = "miscounts: 1\n  page group 0v0 has a holder count of 2, found 1";
     assert_eq!(one.unwrap_err().to_string(), text);
     let nowhere = Holder::table(7, sequence.cache(0).block_table());
     let report = shared.check_invariants(sequence.holders().chain(both).chain([nowhere]));
