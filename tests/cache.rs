@@ -103,10 +103,16 @@ mod pool {
         let pool = pool(2, 4);
         let mut cache = KvCache::with_pool(1, 1, &pool).unwrap();
         let (k, v) = rows(0, 6, 1, 1);
+        assert!(cache.is_empty());
         cache.append(&k, &v, 6).unwrap();
         cache.truncate(3).unwrap();
         assert_eq!((cache.seq_len(), cache.held_blocks(), pool.free_blocks()), (3, 3, 1));
+        cache.truncate(3).unwrap();
+        let longer = KvCacheError::PositionOutOfRange { position: 4, len: 3 };
+        assert_eq!(cache.truncate(4), Err(longer));
+        assert!(cache.seq_len() == 3 && !cache.is_empty());
         cache.clear();
+        assert!(cache.is_empty());
         assert_eq!((cache.seq_len(), cache.held_blocks(), pool.free_blocks()), (0, 3, 1));
         // What it holds it can grow into again, though the pool is empty now.
         let last = KvCache::with_pool(1, 1, &pool).unwrap();

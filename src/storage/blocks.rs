@@ -420,6 +420,7 @@ mod tests {
         let blocks = Blocks::new(4).unwrap();
         let taken: Vec<_> = (0..3).map(|_| blocks.take().unwrap()).collect();
         assert_eq!(taken, [id(0), id(1), id(2)]);
+        assert_eq!(alloc::format!("{blocks:?}"), "1 of 4 free");
         assert_eq!(blocks.drop_table(id(2)), Ok(Released::Freed));
         assert_eq!(blocks.drop_table(id(0)), Ok(Released::Freed));
         let taken: Vec<_> = (0..3).map(|_| blocks.take().unwrap()).collect();
@@ -486,7 +487,9 @@ mod tests {
         fn audit(holders: [u32; 4], break_it: fn(&Blocks)) -> Vec<Miscount> {
             let blocks = Blocks::new(4).unwrap();
             let taken: Vec<_> = (0..3).map(|_| blocks.take().unwrap()).collect();
-            taken.into_iter().for_each(|block| drop(blocks.drop_table(block).unwrap()));
+            taken
+                .into_iter()
+                .for_each(|block| assert_eq!(blocks.drop_table(block), Ok(Released::Freed)));
             break_it(&blocks);
             let mut told = Vec::new();
             blocks.audit(&holders, |miscount| told.push(miscount));

@@ -712,3 +712,43 @@ fn page_size(positions: usize) -> usize {
 fn no_memory(error: KvCacheError) -> ! {
     panic!("the cache cannot grow: {error}")
 }
+
+#[cfg(all(test, feature = "internal"))]
+mod tests {
+    use super::*;
+
+    /// What stands in a cache at these positions, whether they are written or not.
+    fn stands(cache: &mut KvCache, positions: core::ops::Range<usize>) -> alloc::vec::Vec<f32> {
+        let len = core::mem::replace(&mut cache.len, positions.end);
+        let mut found = alloc::vec::Vec::new();
+        for position in positions {
+            let mut row = [0.0; 2];
+            cache.copy_k_row(position, 0, &mut row).unwrap();
+            found.extend(row);
+            cache.copy_v_row(position, 0, &mut row).unwrap();
+            found.extend(row);
+        }
+        cache.len = len;
+        found
+    }
+
+    #[test]
+    fn in_poison_mode_rows_that_nobody_has_are_not_numbers() {
+        let rows: alloc::vec::Vec<f32> = (0..40).map(|x| x as f32).collect();
+        // Pages of 16 positions.
+        let mut cache = KvCache::<f32>::with_capacity(1, 2, 16);
+        cache.poison_free();
+        let is_nothing = |rows: alloc::vec::Vec<f32>| rows.iter().all(|x| x.is_nan());
+        assert!(is_nothing(stands(&mut cache, 0..16)), "memory that is there already");
+        cache.append(&rows, &rows, 20).unwrap();
+        let first = stands(&mut cache, 0..5);
+        assert!(first.iter().all(|x| x.is_finite()));
+        assert!(is_nothing(stands(&mut cache, 20..32)), "memory that is taken later");
+        for len in [16, 5, 0] {
+            cache.truncate(len).unwrap();
+            assert!(is_nothing(stands(&mut cache, len..32)), "cut to {len}");
+            let kept = len.min(5);
+            assert_eq!(stands(&mut cache, 0..kept), first[..4 * kept], "cut to {len}");
+        }
+    }
+}

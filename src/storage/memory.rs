@@ -445,6 +445,14 @@ mod tests {
         assert_eq!(bytes_for(isize::MAX as usize / LINE - 2), Some(isize::MAX as usize - LINE));
     }
 
+    #[test]
+    fn memory_is_printed_by_its_size_and_whose_it_is() {
+        let memory = Memory::zeroed(3).unwrap();
+        assert_eq!(alloc::format!("{memory:?}"), "192 bytes");
+        let owned = alloc::format!("{:?}", StoreMemory::from(vec![0; 100]));
+        assert_eq!(owned, "StoreMemory { kind: Owned, bytes: 100, blocks: None }");
+    }
+
     #[cfg(all(feature = "std", target_os = "linux"))]
     #[test]
     fn large_memory_is_made_of_whole_huge_pages() {
@@ -455,6 +463,10 @@ mod tests {
             let room = raw.start.addr() + raw.capacity - address(&memory);
             assert!(room >= huge_pages * huge::PAGE + LINE, "{memory:?} has room for {room}");
         }
+        // The last address before an aligned one, the spare line behind whole huge pages.
+        let lines = huge::PAGE / LINE;
+        assert_eq!(placement(lines), Some((huge::PAGE, 2 * huge::PAGE + LINE - 1)));
+        assert_eq!(placement(lines + 1), Some((huge::PAGE, 3 * huge::PAGE + LINE - 1)));
         let (align, bytes) = placement(huge::PAGE / LINE - 1).unwrap();
         assert_eq!((align, bytes), (LINE, huge::PAGE + LINE - 1), "smaller memory asks no more");
     }

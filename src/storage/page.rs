@@ -100,3 +100,21 @@ impl<E: Element> PagedKvStore<E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise each page would be copied once more on its way.
+    #[test]
+    fn a_full_block_is_a_page_as_it_stands() {
+        let shape = KvShape::square(4, 2, 8).unwrap();
+        let mut store = PagedKvStore::<f32>::with_shape(shape, 1).unwrap();
+        let block = BlockId::from_raw(0);
+        let bytes = cfg!(target_endian = "little").then_some(4 * 2 * (8 + 8) * 4);
+        assert_eq!(store.whole_page(block, 4).map(<[u8]>::len), bytes);
+        assert_eq!(store.whole_page_mut(block, 4).map(|page| page.len()), bytes);
+        assert_eq!(store.whole_page(block, 3), None);
+        assert_eq!(store.whole_page_mut(block, 3), None);
+    }
+}

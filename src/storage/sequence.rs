@@ -741,6 +741,80 @@ mod tests {
         assert_eq!(cache.view(&other).err().map(PagedKvError::from), Some(wrong));
     }
 
+    /// The rows of a sequence whose numbers are their positions, where a window has not passed them.
+    fn check_positions(cache: &PagedKvCache, store: &PagedKvStore) {
+        let passed = cache.freed_blocks();
+        for at in (0..cache.seq_len()).filter(|at| !passed.contains(&(at / store.block_size()))) {
+            let mut row = [0.0];
+            cache.copy_k_row(store, at, 0, &mut row).unwrap();
+            assert_eq!(row, [at as f32], "of {}, without {passed:?}", cache.len);
+        }
+    }
+
+    fn positions(from: usize, n: usize) -> alloc::vec::Vec<f32> {
+        (from..from + n).map(|at| at as f32).collect()
+    }
+
+    /// In one call the block that is being filled is copied, what the window has passed goes, and
+    /// room is taken.
+    #[test]
+    fn a_fork_is_written_while_the_window_moves() {
+        for block_size in [16, 48, 64, 100] {
+            for window in [KvWindow::last(64), KvWindow::last(70).and_first(3)] {
+                let mut store = PagedKvStore::new(block_size, 100, 1, 1);
+                let mut cache = PagedKvCache::with_window(window);
+                while cache.len < 400 {
+                    let rows = positions(cache.len, 7);
+                    cache.append(&mut store, &rows, &rows, 7).unwrap();
+                    for n in [1, 3, 150] {
+                        let mut fork = cache.fork(&mut store).unwrap();
+                        let rows = positions(fork.len, n);
+                        fork.append(&mut store, &rows, &rows, n).unwrap();
+                        check_positions(&fork, &store);
+                        check_positions(&cache, &store);
+                        let tables = [fork.block_table(), cache.block_table()];
+                        assert_eq!(store.check_invariants(tables), Ok(()));
+                        fork.release(&mut store).unwrap();
+                    }
+                }
+                assert!(!cache.freed_blocks().is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_that_are_adopted_bind_to_their_store() {
+        let mut store = PagedKvStore::new(2, 4, 1, 1);
+        let mut other = PagedKvStore::new(2, 4, 1, 1);
+        let mut cache = PagedKvCache::new();
+        cache.adopt(&mut other, &[], 0).unwrap();
+        assert_eq!(cache.store_id(), None, "no block of it");
+        let block = store.blocks().take().unwrap();
+        cache.adopt(&mut store, &[block], 0).unwrap();
+        assert_eq!(cache.store_id(), Some(store.id()));
+        let wrong = PagedKvError::WrongStore { need: store.id(), have: other.id() };
+        assert_eq!(cache.push(&mut other, &[1.0], &[1.0]), Err(wrong));
+    }
+
+    /// The group's holder finds in its block what it put there, though it was room to the sequence that
+    /// was forked.
+    #[test]
+    fn a_fork_does_not_write_into_the_group_of_the_one_it_was_forked_from() {
+        let mut store = PagedKvStore::new(4, 4, 1, 1);
+        let block = store.blocks().take_for_group().unwrap();
+        let mut cache = PagedKvCache::new();
+        cache.adopt(&mut store, &[block], 0).unwrap();
+        cache.append(&mut store, &[0.0, 1.0], &[0.0, 1.0], 2).unwrap();
+        assert_eq!(cache.block_table(), [block], "room of its own group is written in place");
+        let mut fork = cache.fork(&mut store).unwrap();
+        cache.release(&mut store).unwrap();
+        fork.push(&mut store, &[2.0], &[2.0]).unwrap();
+        assert_ne!(fork.block_table(), [block]);
+        check_positions(&fork, &store);
+        fork.release(&mut store).unwrap();
+        assert_eq!((store.blocks().holders(block), store.free_block_count()), (1, 3));
+    }
+
     #[test]
     fn the_table_does_not_grow_after_a_reserve() {
         let mut store = PagedKvStore::new(1, 100, 1, 1);

@@ -59,9 +59,8 @@ impl PagedKvCache {
     /// Visits the blocks that are to be written, those that the window has passed, and no others.
     pub(crate) fn lack(&self, blocks: &Blocks, shape: KvShape, from: usize, end: usize) -> Lack {
         let had = self.table.len();
-        let nothing = Lack { keep: had, ..Lack::default() };
         if end <= self.len {
-            return nothing;
+            return Lack::default();
         }
         let last = self.hole.entries(shape.blocks_for(end));
         let filled = self.hole.entries(shape.blocks_for(self.len));
@@ -71,7 +70,7 @@ impl PagedKvCache {
         let copy = begun && !self.may_write(blocks, filled - 1);
         let more = last.saturating_sub(keep);
         if more == 0 && !copy {
-            return nothing;
+            return Lack::default();
         }
         let passed = self.passed(shape, from);
         Lack { keep, more, copy, passed, gains: self.gains(blocks, passed) }
@@ -186,5 +185,35 @@ impl PagedKvCache {
     fn give_back_from(&mut self, blocks: &Blocks, entry: usize) {
         let gone = self.table.drain(entry.min(self.table.len())..);
         gone.for_each(|block| give_back(blocks, block));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::KvWindow;
+
+    /// Room that somebody else's group has come to hold is given back for room of one's own, from
+    /// behind what the window has passed in the same step.
+    #[test]
+    fn room_that_may_not_be_written_is_changed_while_the_window_moves() {
+        let mut store = PagedKvStore::new(64, 8, 1, 1);
+        let mut cache = PagedKvCache::with_window(KvWindow::last(64));
+        cache.append(&mut store, &[1.0; 256], &[1.0; 256], 256).unwrap();
+        let kept = cache.table[3];
+        let theirs = store.blocks().take_for_group().unwrap();
+        store.blocks().add_table(theirs).unwrap();
+        store.blocks().mark_group_shared(theirs);
+        cache.table.push(theirs);
+
+        let lack = cache.lack(store.blocks(), store.shape(), 256, 384);
+        // Of the position before 193, which the next query does not see, blocks 0 to 2 are.
+        assert_eq!((lack.keep, lack.more, lack.copy, lack.gains), (4, 2, false, 3));
+        assert_eq!((lack.blocks(), lack.free()), (2, 0));
+        assert_eq!(cache.take_room(store.blocks(), lack), None);
+        assert_eq!((cache.table.len(), cache.table[0], cache.freed_blocks()), (3, kept, 0..3));
+        assert_eq!(store.blocks().holders(theirs), 1, "the group's own");
+        assert_eq!(store.blocks().drop_group(theirs), Ok(crate::storage::blocks::Released::Freed));
+        assert_eq!(store.check_invariants([cache.block_table()]), Ok(()));
     }
 }

@@ -122,8 +122,9 @@ impl KvWindow {
     )]
     pub(crate) fn most_blocks(self, shape: KvShape, len: usize) -> usize {
         // A block is taken for the position `last x block_size`. What is held then grows until the
-        // window has passed the first tile, and goes round with tiles and blocks after that.
-        let taken = (0..shape.blocks_for(len)).rev().take(PANEL + 1);
+        // window has passed the first tile, and goes round with tiles and blocks after that: in
+        // 64 blocks at most.
+        let taken = (0..shape.blocks_for(len)).rev().take(PANEL);
         let held = |last: usize| last + 1 - self.hole(shape, last * shape.block_size()).blocks;
         taken.map(held).max().unwrap_or(0)
     }
@@ -299,11 +300,28 @@ mod tests {
                     };
                     let want: Vec<usize> =
                         (0..len / block_size).filter(|&block| !needed(block)).collect();
-                    let have: Vec<usize> = window.hole(shape(block_size), len).range().collect();
+                    let hole = window.hole(shape(block_size), len);
+                    let have: Vec<usize> = hole.range().collect();
                     assert_eq!(have, want, "blocks of {block_size}, {window:?}, {len}");
+                    assert_eq!(want.is_empty(), hole == Hole::NONE, "there is one that is empty");
                 }
             }
         }
+    }
+
+    /// Entries behind a hole are not the first blocks of a sequence.
+    #[test]
+    fn what_is_shared_ends_at_the_hole() {
+        let mut store = crate::cache::PagedKvStore::new(64, 10, 1, 1);
+        let mut cache = PagedKvCache::with_window(KvWindow::last(64).and_first(64));
+        cache.append(&mut store, &[1.0; 200], &[1.0; 200], 200).unwrap();
+        let fork = cache.fork(&mut store).unwrap();
+        assert_eq!(cache.blocks_in_common(&fork), 4);
+        cache.append(&mut store, &[1.0; 60], &[1.0; 60], 60).unwrap();
+        assert_eq!((cache.freed_blocks(), fork.freed_blocks()), (1..2, 0..0));
+        assert_eq!((cache.blocks_in_common(&fork), fork.blocks_in_common(&cache)), (1, 1));
+        let late = cache.fork(&mut store).unwrap();
+        assert_eq!(cache.blocks_in_common(&late), 1);
     }
 
     #[test]

@@ -1,0 +1,308 @@
+//! Writes every mutant of cargo-mutants into one build, each behind a switch.
+//!
+//! ```text
+//! schemata LIST ROOT WITHOUT
+//! ```
+//!
+//! `LIST` is what `cargo mutants --list --json` prints; a mutant's number is its place in that list. The
+//! sources under `ROOT`, a copy, are rewritten: an expression that has mutants becomes a `match` on
+//! which of them is switched on, a function begins with an early return. Nothing moves to another line. The
+//! numbers in the file `WITHOUT` are left out.
+//!
+//! Prints `NUMBER SWITCH FILE START END` for each mutant: the number that is told when its switch is
+//! come by, and the bytes that were written for it, which is where the compiler's complaint about it will
+//! be. For a mutant that cannot be switched, it prints the number alone.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::error::Error;
+use std::ops::Range;
+use std::{env, fs};
+
+use proc_macro2::Span;
+use serde::Deserialize;
+use syn::BinOp;
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+
+/// What `src/switch.rs` is called in the copy.
+const SWITCH: &str = "crate::mutant_switch";
+
+/// One entry of the list.
+#[derive(Deserialize)]
+struct Mutant {
+    #[serde(skip)]
+    number: usize,
+    file: String,
+    genre: String,
+    replacement: String,
+    span: Extent,
+}
+
+#[derive(Deserialize)]
+struct Extent {
+    start: Place,
+}
+
+/// Counted from one.
+#[derive(Deserialize, PartialEq, Eq, Hash, Clone, Copy)]
+struct Place {
+    line: usize,
+    column: usize,
+}
+
+/// What is written before a byte of the source.
+struct Piece {
+    at: usize,
+    /// At one byte: ends before beginnings, and the larger outside.
+    order: (bool, isize),
+    text: String,
+    /// The mutant that this is the text of, and its switch.
+    mutant: Option<(usize, usize)>,
+}
+
+struct Rewriter<'a> {
+    source: &'a str,
+    mutants: HashMap<Place, Vec<&'a Mutant>>,
+    pieces: Vec<Piece>,
+}
+
+impl Rewriter<'_> {
+    /// The mutants of this genre at this place, with what each puts there.
+    fn mutants(&self, span: Span, genre: &str) -> Vec<(usize, String)> {
+        let start = span.start();
+        let at = self.mutants.get(&Place { line: start.line, column: start.column + 1 });
+        at.into_iter()
+            .flatten()
+            .filter(|mutant| mutant.genre == genre)
+            .map(|mutant| (mutant.number, mutant.replacement.clone()))
+            .collect()
+    }
+
+    /// Writes at the beginning of something so large.
+    fn begin(&mut self, at: usize, size: usize, text: String, mutant: Option<(usize, usize)>) {
+        self.pieces.push(Piece { at, order: (true, -(size as isize)), text, mutant });
+    }
+
+    /// Writes at its end.
+    fn end(&mut self, at: usize, size: usize, text: String, mutant: Option<(usize, usize)>) {
+        self.pieces.push(Piece { at, order: (false, size as isize), text, mutant });
+    }
+
+    /// Makes an expression a match on its mutants.
+    fn switch(&mut self, range: Range<usize>, mutants: Vec<(usize, String)>) {
+        let Some(&(switch, _)) = mutants.first() else { return };
+        let size = range.len();
+        self.begin(range.start, size, format!("(match {SWITCH}::on({switch}) {{ "), None);
+        for (number, text) in mutants {
+            let text = format!("{number} => {text}, ");
+            self.begin(range.start, size, text, Some((number, switch)));
+        }
+        self.begin(range.start, size, "_ => ".into(), None);
+        self.end(range.end, size, " })".into(), None);
+    }
+
+    /// This part of the source as one line, without comments: those to the end of a line would hide what is
+    /// written behind them.
+    fn one_line(&self, range: Range<usize>) -> String {
+        let lines = self.source[range].lines();
+        lines.map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// A function that returns at once.
+    fn function(&mut self, block: &syn::Block) {
+        let Some(first) = block.stmts.first() else { return };
+        for (number, text) in self.mutants(first.span(), "FnValue") {
+            let at = block.brace_token.span.open().byte_range().end;
+            let text = format!(" if {SWITCH}::on({number}) == {number} {{ return {text}; }} ");
+            self.begin(at, OUTERMOST, text, Some((number, number)));
+        }
+    }
+}
+
+/// Larger than any expression.
+const OUTERMOST: usize = usize::MAX >> 1;
+
+/// Whether a chain of conditions binds something here, so that this is no expression of its own.
+fn binds(expr: &syn::Expr) -> bool {
+    struct Find(bool);
+    impl<'ast> Visit<'ast> for Find {
+        fn visit_expr_let(&mut self, _: &'ast syn::ExprLet) {
+            self.0 = true;
+        }
+        // A block has chains of its own.
+        fn visit_block(&mut self, _: &'ast syn::Block) {}
+    }
+    let mut find = Find(false);
+    find.visit_expr(expr);
+    find.0
+}
+
+fn is_assignment(op: &BinOp) -> bool {
+    use BinOp::*;
+    matches!(
+        op,
+        AddAssign(_)
+            | SubAssign(_)
+            | MulAssign(_)
+            | DivAssign(_)
+            | RemAssign(_)
+            | BitAndAssign(_)
+            | BitOrAssign(_)
+            | BitXorAssign(_)
+            | ShlAssign(_)
+            | ShrAssign(_)
+    )
+}
+
+impl<'ast> Visit<'ast> for Rewriter<'_> {
+    fn visit_item_fn(&mut self, function: &'ast syn::ItemFn) {
+        self.function(&function.block);
+        visit::visit_item_fn(self, function);
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
+        self.function(&function.block);
+        visit::visit_impl_item_fn(self, function);
+    }
+
+    fn visit_trait_item_fn(&mut self, function: &'ast syn::TraitItemFn) {
+        if let Some(block) = &function.default {
+            self.function(block);
+        }
+        visit::visit_trait_item_fn(self, function);
+    }
+
+    fn visit_expr_binary(&mut self, expr: &'ast syn::ExprBinary) {
+        if !binds(&expr.left) && !binds(&expr.right) {
+            let left = self.one_line(expr.left.span().byte_range());
+            let right = self.one_line(expr.right.span().byte_range());
+            let mut mutants = self.mutants(expr.op.span(), "BinaryOperator");
+            for (_, text) in &mut mutants {
+                *text = if is_assignment(&expr.op) {
+                    format!("{{ {left} {text} {right} }}")
+                } else {
+                    format!("({left}) {text} ({right})")
+                };
+            }
+            self.switch(expr.span().byte_range(), mutants);
+        }
+        visit::visit_expr_binary(self, expr);
+    }
+
+    fn visit_expr_unary(&mut self, expr: &'ast syn::ExprUnary) {
+        let mut mutants = self.mutants(expr.op.span(), "UnaryOperator");
+        for (_, text) in &mut mutants {
+            *text = self.one_line(expr.expr.span().byte_range());
+        }
+        self.switch(expr.span().byte_range(), mutants);
+        visit::visit_expr_unary(self, expr);
+    }
+
+    fn visit_expr_struct(&mut self, expr: &'ast syn::ExprStruct) {
+        let whole = expr.span().byte_range();
+        let mut mutants = Vec::new();
+        for pair in expr.fields.pairs() {
+            let field = pair.value().span();
+            let end = pair.punct().map_or(field, |comma| comma.span()).byte_range().end;
+            for (number, _) in self.mutants(field, "StructField") {
+                let before = self.one_line(whole.start..field.byte_range().start);
+                mutants.push((number, before + &self.one_line(end..whole.end)));
+            }
+        }
+        self.switch(whole, mutants);
+        visit::visit_expr_struct(self, expr);
+    }
+
+    fn visit_arm(&mut self, arm: &'ast syn::Arm) {
+        let guard = arm.guard.as_ref().map(|(_, guard)| guard);
+        for (number, _) in self.mutants(arm.span(), "MatchArm") {
+            let mutant = Some((number, number));
+            let off = format!("{SWITCH}::on({number}) != {number}");
+            match guard {
+                None => {
+                    let at = arm.pat.span().byte_range().end;
+                    self.end(at, OUTERMOST, format!(" if {off}"), mutant);
+                }
+                Some(guard) if !binds(guard) => {
+                    let Range { start, end } = guard.span().byte_range();
+                    self.begin(start, OUTERMOST, format!("{off} && ("), mutant);
+                    self.end(end, OUTERMOST, ")".into(), None);
+                }
+                Some(_) => {}
+            }
+        }
+        if let Some(guard) = guard
+            && !binds(guard)
+        {
+            let mutants = self.mutants(guard.span(), "MatchArmGuard");
+            self.switch(guard.span().byte_range(), mutants);
+        }
+        visit::visit_arm(self, arm);
+    }
+}
+
+/// Rewrites one file, and prints what became of its mutants.
+fn rewrite(root: &str, file: &str, mutants: Vec<&Mutant>) -> Result<(), Box<dyn Error>> {
+    let path = format!("{root}/{file}");
+    let source = fs::read_to_string(&path)?;
+    let numbers: Vec<usize> = mutants.iter().map(|mutant| mutant.number).collect();
+    let mut by_place = HashMap::<_, Vec<_>>::new();
+    for mutant in mutants {
+        by_place.entry(mutant.span.start).or_default().push(mutant);
+    }
+    let mut rewriter = Rewriter { source: &source, mutants: by_place, pieces: Vec::new() };
+    rewriter.visit_file(&syn::parse_file(&source)?);
+    let mut pieces = rewriter.pieces;
+    // Stable: what was written at one place for one thing stays in order.
+    pieces.sort_by_key(|piece| (piece.at, piece.order));
+
+    let mut written = String::new();
+    let mut done = 0;
+    let mut switched = HashSet::new();
+    for piece in &pieces {
+        written += &source[done..piece.at];
+        done = piece.at;
+        let start = written.len();
+        written += &piece.text;
+        if let Some((number, switch)) = piece.mutant {
+            switched.insert(number);
+            println!("{number} {switch} {file} {start} {}", written.len());
+        }
+    }
+    written += &source[done..];
+    fs::write(&path, written)?;
+    for number in numbers.iter().filter(|number| !switched.contains(number)) {
+        println!("{number}");
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let [list, root, without] = &arguments[..] else {
+        return Err("usage: schemata LIST ROOT WITHOUT".into());
+    };
+    let without = fs::read_to_string(without)?
+        .split_whitespace()
+        .map(str::parse)
+        .collect::<Result<HashSet<usize>, _>>()?;
+    let mut list: Vec<Mutant> = serde_json::from_str(&fs::read_to_string(list)?)?;
+    let mut files = BTreeMap::<_, Vec<_>>::new();
+    for (number, mutant) in list.iter_mut().enumerate() {
+        mutant.number = number;
+    }
+    for mutant in list.iter().filter(|mutant| !without.contains(&mutant.number)) {
+        files.entry(mutant.file.as_str()).or_default().push(mutant);
+    }
+    for (file, mutants) in files {
+        rewrite(root, file, mutants)?;
+    }
+
+    // The switch itself.
+    fs::write(format!("{root}/src/mutant_switch.rs"), include_str!("switch.rs"))?;
+    let path = format!("{root}/src/lib.rs");
+    let lib = fs::read_to_string(&path)?;
+    let features = "#![feature(core_intrinsics, const_eval_select)]";
+    fs::write(&path, format!("{features} {lib}\nmod mutant_switch;\n"))?;
+    Ok(())
+}
