@@ -38,8 +38,11 @@ mod pool {
     #[test]
     fn with_pool_takes_one_block_up_front() {
         let pool = pool(4, 3);
+        assert_eq!((pool.block_size(), pool.total_blocks(), pool.free_blocks()), (4, 3, 3));
         let cache = KvCache::with_pool(1, 2, &pool).unwrap();
-        assert_eq!((cache.held_blocks(), pool.free_blocks()), (1, 2));
+        assert_eq!((cache.held_blocks(), pool.free_blocks(), pool.total_blocks()), (1, 2, 3));
+        let text = "KvBlockPool { block_size: 4, total_blocks: 3, free_blocks: 2 }";
+        assert_eq!(format!("{pool:?}"), text);
         assert_eq!((cache.seq_len(), cache.capacity()), (0, 4));
     }
 
@@ -263,7 +266,9 @@ fn memory_that_cannot_be_had_is_an_error_and_nothing_is_lost() {
     let mut cache = KvCache::<f32>::with_shape(shape);
     let k = vec![0.0; huge];
     let refused = cache.try_push(&k, &[0.0]);
-    assert!(matches!(refused, Err(KvCacheError::Shape(ShapeError::OutOfMemory { .. }))));
+    // A position has a key of 2^28 numbers of four bytes and a value of one, in whole lines.
+    let page = huge * (4 * huge + 4);
+    assert_eq!(refused, Err(KvCacheError::Shape(ShapeError::OutOfMemory { bytes: page })));
     assert_eq!((cache.seq_len(), cache.memory_bytes()), (0, 0));
     let store = PagedKvStore::<f32>::with_shape(shape, 1).map(drop);
     assert!(matches!(store, Err(ShapeError::OutOfMemory { .. })));

@@ -210,10 +210,14 @@ fn a_write_leaves_its_neighbours_alone<E: Element>() {
 
 fn rows_nobody_wrote_are_not_numbers_in_poison_mode<E: Element>() {
     let shape = shape(3, 1, 5, 3);
-    let mut store = PagedKvStore::<E>::with_shape(shape, 2).unwrap();
-    store.poison_free();
-    let mut cache = PagedKvCache::new();
+    let mut store = PagedKvStore::<E>::with_shape(shape, 3).unwrap();
     let (k, v) = random_rows(shape, 3, &mut Numbers::new(1));
+    let mut held = PagedKvCache::new();
+    held.append(&mut store, &k, &v, 3).unwrap();
+    let stored = read_paged(&store, &held, 2);
+    store.poison_free();
+    assert_eq!(read_paged(&store, &held, 2), stored, "what is held stays");
+    let mut cache = PagedKvCache::new();
     cache.append(&mut store, &k, &v, 3).unwrap();
     let before = read_paged(&store, &cache, 0);
     let blocks = cache.block_table().to_vec();

@@ -213,6 +213,7 @@ mod tests {
         let dots = ".".repeat(60);
         let map = alloc::format!("       0 .2cC{dots}\n      64 ......");
         assert_eq!(StoreMap::of(&blocks).to_string(), map);
+        assert_eq!(alloc::format!("{:?}", StoreMap::of(&blocks)), map);
     }
 
     #[test]

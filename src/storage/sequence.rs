@@ -728,6 +728,7 @@ fn hold_all(counts: &Blocks, blocks: &[BlockId]) -> Result<(), PagedKvError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Miscount;
 
     #[test]
     fn an_empty_sequence_views_any_store_and_a_filled_one_its_own() {
@@ -813,6 +814,9 @@ mod tests {
         check_positions(&fork, &store);
         fork.release(&mut store).unwrap();
         assert_eq!((store.blocks().holders(block), store.free_block_count()), (1, 3));
+        let wrong = Miscount::Holders { block, counted: 1, found: 0 };
+        let report = store.check_invariants([]).unwrap_err();
+        assert_eq!(report.miscounts().collect::<alloc::vec::Vec<_>>(), [(None, wrong)]);
     }
 
     #[test]

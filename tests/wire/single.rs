@@ -201,6 +201,10 @@ fn what_does_not_fit_is_refused() {
     assert!(back.is_empty() && back.block_table().is_empty() && back.store_id().is_none());
     let refused = cache.restore(&mut here, open());
     assert_eq!(refused, Err(WireError::Kv(PagedKvError::NotEmpty { len: 100, blocks: 7 })));
+    back.reserve(&mut here, 20).unwrap();
+    let refused = back.restore(&mut here, open());
+    assert_eq!(refused, Err(WireError::Kv(PagedKvError::NotEmpty { len: 0, blocks: 2 })));
+    back.release(&mut here).unwrap();
     let wrong = PagedKvError::WrongStore { need: here.id(), have: other.id() };
     assert_eq!(cache.restore(&mut other, open()), Err(WireError::Kv(wrong)));
     assert_eq!(cache.save(&other, &Label::new(), Vec::new()), Err(WireError::Kv(wrong)));
