@@ -508,6 +508,19 @@ fn a_layer_may_read_the_rows_of_another() {
     assert_eq!(sequence.commit(1), Err(behind));
 }
 
+/// A step waits for those who write into the layers that it needs blocks of, and for no others.
+#[test]
+fn room_is_taken_in_one_layer_while_another_is_written() {
+    let specs = [4, 64].map(|block_size| LayerSpec::new(shape(block_size, 1, 1), 4));
+    let shared = layers::<f32>(&specs);
+    let mut sequence = Sequence::<f32>::new(&shared);
+    step(&mut sequence, &[1, 2, 3, 4]);
+    let guard = shared.write(1);
+    sequence.reserve(1).unwrap();
+    assert_eq!((shared.free_blocks(0), shared.free_blocks(1)), (2, 3));
+    drop(guard);
+}
+
 #[test]
 fn layers_that_cannot_be_are_refused_by_name() {
     fn refused<E: LayerElement>(specs: &[LayerSpec]) -> LayerError
@@ -536,6 +549,9 @@ fn layers_that_cannot_be_are_refused_by_name() {
     );
     assert!(error.to_string().starts_with("layer 1: "), "{error}");
     assert_eq!(SharedPagedKv::<f32>::with_layers(&[]).unwrap().layer_count(), 0);
+    // What all layers store may be said again.
+    let same = SharedPagedKv::<Int8>::with_layers(&[spec, spec.element::<Int8>()]).unwrap();
+    assert_eq!(same.layer_count(), 2);
 }
 
 /// The pool is full, and the window of a layer gives back what the step needs; where it does not, the

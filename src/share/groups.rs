@@ -168,6 +168,8 @@ mod tests {
         let last = PageGroup::new(0, u32::MAX, 0);
         assert!(matches!(groups.release(last), Ok(Release::Last(_))));
         assert_eq!(groups.refs(last), 0);
+        let stale = Some(GroupError::Stale { group: last });
+        assert_eq!((groups.blocks(last).err(), groups.retain(last).err()), (stale, stale));
         assert_eq!(one(&mut groups).index(), 1, "slot 0 is never handed out again");
         assert_eq!(groups.refs(group), 0);
     }
@@ -176,6 +178,20 @@ mod tests {
     #[test]
     fn an_empty_table_has_room_whatever_the_size_of_usize() {
         assert!(Groups::new(0, 1).left() >= u32::MAX as usize);
+    }
+
+    #[cfg(target_pointer_width = "64")]
+    #[test]
+    fn what_is_left_is_every_slot_that_is_not_in_use() {
+        let mut groups = Groups::new(0, 1);
+        let taken = [(); 3].map(|()| one(&mut groups));
+        assert_eq!(groups.left(), (1 << 32) - 3);
+        for (group, left) in taken.into_iter().zip(1..) {
+            drop(groups.release(group).unwrap());
+            assert_eq!(groups.left(), (1 << 32) - 3 + left);
+        }
+        one(&mut groups);
+        assert_eq!(groups.left(), (1 << 32) - 1);
     }
 
     #[test]

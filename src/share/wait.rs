@@ -146,4 +146,18 @@ mod of_std {
             n <= ever && self.bell.wait(most, || self.free_groups() >= n)
         }
     }
+
+    #[cfg(all(test, not(loom)))]
+    mod tests {
+        use super::*;
+
+        /// A count that stayed would make every release after it wake somebody who is not there.
+        #[test]
+        fn who_has_waited_is_not_rung_for() {
+            let bell = Bell::new();
+            assert!(!bell.wait(Duration::ZERO, || false));
+            assert!(bell.wait(Duration::ZERO, || true));
+            assert_eq!(bell.waiting.load(Ordering::Relaxed), 0);
+        }
+    }
 }

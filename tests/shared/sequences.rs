@@ -187,10 +187,15 @@ fn a_block_that_the_others_let_go_of_while_its_copy_waited_is_not_copied() {
 fn a_fork_in_the_middle_of_a_step_has_what_was_committed() {
     let shared = small(1, 4);
     let mut sequence = PagedSequence::new(&shared);
+    assert!(sequence.is_empty());
     step(&mut sequence, 1.0);
+    assert!(!sequence.is_empty());
     sequence.reserve(2).unwrap();
     sequence.push(0, &[2.0], &[2.0]).unwrap();
     let child = sequence.fork().unwrap();
+    // To keep the draft its row would be moved, in a block that is the child's as well.
+    let refused = sequence.compact(&[0]);
+    assert_eq!(refused, Err(PagedKvError::NotReserved { need: 1, have: 0 }));
     assert_eq!(numbers(&child, 0), [1.0]);
     sequence.abandon();
     // The room has become the child's as well.
@@ -240,6 +245,10 @@ fn a_prefix_is_adopted_in_all_layers_or_in_none() {
     assert_eq!(stale, Err(PagedKvError::Group(GroupError::Stale { group: gone })));
     let few = reader.adopt_groups(&groups[..1], 3);
     assert_eq!(few, Err(PagedKvError::BlockCount { need: 2, have: 1 }));
+    reader.reserve(1).unwrap();
+    let room = reader.adopt_groups(&groups, 3);
+    assert_eq!(room, Err(PagedKvError::NotEmpty { len: 0, blocks: 2 }));
+    reader.release();
     let twice = reader.adopt_groups(&[groups[1], groups[1]], 3);
     assert!(matches!(twice, Err(PagedKvError::BlockTwice { .. })));
     assert!(reader.cache(0).block_table().is_empty() && reader.cache(1).block_table().is_empty());
@@ -481,6 +490,25 @@ fn whoever_waits_is_woken_by_each_way_of_giving_back() {
         let mut large = PagedSequence::new(&shared);
         assert_eq!(exhausted(large.reserve_within(5, Duration::from_secs(1000))), (3, 2));
     });
+}
+
+#[test]
+fn what_is_printed_takes_no_lock_and_says_who_holds_what() {
+    let shared = small(2, 4);
+    let mut sequence = PagedSequence::new(&shared);
+    step(&mut sequence, 1.0);
+    let store = format!("{:?}", *shared.read(1));
+    assert!(store.contains("3 of 4 free"), "{store}");
+    assert_eq!(format!("{:?}", shared.read(1)), store);
+    let guard = shared.write(1);
+    assert_eq!(format!("{guard:?}"), store);
+    assert_eq!(format!("{shared:?}"), "[3 of 4 free, 3 of 4 free]");
+    let text = format!("{sequence:?}");
+    let caches = format!("[{:?}, {:?}]", sequence.cache(0), sequence.cache(1));
+    assert_eq!(text, format!("PagedSequence {{ len: 1, layers: {caches} }}"));
+    let map = shared.map();
+    assert_eq!(format!("{map:?}"), map.to_string());
+    assert!(map.to_string().starts_with("2 layers\n"), "{map}");
 }
 
 #[test]

@@ -177,6 +177,10 @@ fn nothing_comes_back_or_all_of_it() {
     let again = full.restore(Saved::open(&bytes[..]).unwrap());
     assert!(matches!(again, Err(WireError::Kv(PagedKvError::NotEmpty { len: 63, .. }))));
     assert_eq!(full.len(), 63);
+    let mut room = Sequence::new(&there);
+    room.reserve(1).unwrap();
+    let refused = room.restore(Saved::open(&bytes[..]).unwrap());
+    assert!(matches!(refused, Err(WireError::Kv(PagedKvError::NotEmpty { len: 0, .. }))));
 }
 
 #[test]
