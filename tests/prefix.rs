@@ -388,6 +388,46 @@ fn what_a_lease_holds_is_not_evicted() {
     assert_eq!(shared.free_groups(), 4);
 }
 
+/// Whose holders are counted in some other way need not say anew what use is.
+#[test]
+fn a_group_is_in_use_where_there_is_more_than_one_holder() {
+    struct Counted(Vec<PageGroup>);
+    impl GroupHolders for Counted {
+        fn retain(&self, group: PageGroup) -> Result<(), GroupError> {
+            Err(GroupError::Stale { group })
+        }
+        fn release(&self, group: PageGroup) -> Result<bool, GroupError> {
+            Err(GroupError::Stale { group })
+        }
+        fn holders(&self, group: PageGroup) -> u32 {
+            self.0.iter().position(|&other| other == group).map_or(9, |holders| holders as u32)
+        }
+    }
+    let groups = acquire(&pool(4), 4);
+    let counted = Counted(groups.clone());
+    let in_use: Vec<_> = groups.into_iter().map(|group| counted.in_use(group)).collect();
+    assert_eq!(in_use, [false, false, true, true]);
+}
+
+#[test]
+fn what_a_cache_was_made_with_it_tells() {
+    assert_eq!(
+        (Priority::new(200).get(), Priority::default().get()),
+        (200, Priority::NORMAL.get())
+    );
+    let shared = pool(2);
+    let mut kit = Kit::new(&shared);
+    kit.store(b"", &count(0, 4));
+    kit.cache.set_pin_budget(7);
+    assert_eq!((kit.cache.block_size(), kit.cache.pin_budget()), (SIZE, 7));
+    let stats = kit.cache.stats();
+    let text = format!("PrefixCache {{ block_size: 4, pin_budget: 7, stats: {stats:?}, .. }}");
+    assert_eq!(format!("{:?}", kit.cache), text);
+    let lease = kit.cache.lookup(b"", &count(0, 5));
+    let groups = lease.groups();
+    assert_eq!(format!("{lease:?}"), format!("Lease {{ groups: {groups:?}, covered: 4 }}"));
+}
+
 #[test]
 fn a_group_that_a_sequence_retained_is_not_evicted() {
     let shared = pool(2);
@@ -572,7 +612,10 @@ fn a_count_that_was_stolen_ends_the_hit_and_is_reported() {
     let shared = pool(4);
     let mut kit = Kit::new(&shared);
     let groups = kit.store(b"", &count(0, 12));
+    assert_eq!(kit.cache.evictable(), 3);
     assert!(shared.release_group(groups[1]), "not ours to release");
+    assert_eq!(kit.cache.evictable(), 2);
+    assert_eq!(groups.iter().map(|&group| shared.holders(group)).collect::<Vec<_>>(), [1, 0, 1]);
     let lease = kit.cache.lookup(b"", &count(0, 13));
     assert_eq!(lease.groups(), &groups[..1], "the group may be anybody's by now");
     let report = kit.cache.check_invariants([lease.groups()]).unwrap_err();

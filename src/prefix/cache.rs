@@ -621,3 +621,23 @@ impl<P: HoldersRef> fmt::Debug for PrefixCache<P> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Once;
+    use super::*;
+
+    #[test]
+    fn a_pin_is_counted_until_it_is_taken_back() {
+        let mut cache = PrefixCache::new(&Once, 2, HashKey::new([7; 16]));
+        cache.insert(b"", &[1, 2], &[PageGroup::new(0, 0, 0)], Priority::NORMAL).unwrap();
+        cache.set_pin_budget(1);
+        let pins = [(); 2].map(|()| cache.pin(b"", &[1, 2]).unwrap());
+        for (pin, left) in pins.into_iter().zip([1, 0]) {
+            cache.unpin(pin).unwrap();
+            assert_eq!(cache.pins, left);
+        }
+        cache.pins = u32::MAX;
+        assert_eq!(cache.pin(b"", &[1, 2]).err(), Some(PinError::TooMany));
+    }
+}

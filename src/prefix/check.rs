@@ -373,7 +373,10 @@ mod tests {
         };
         let lost = "the block in page group 6v0 is not found by its tokens";
         assert_eq!(tree(|tree, node| tree[node].hash ^= 1).lines().next(), Some(lost));
-        assert!(tree(|tree, _| tree.blocks.clear()).contains(lost));
+        let all = tree(|tree, _| tree.blocks.clear());
+        let lines: alloc::vec::Vec<_> = all.lines().collect();
+        let counted = "there should be 5 blocks in the table, there are 0";
+        assert!(lines.len() == 7 && lines.contains(&lost) && lines.contains(&counted), "{all}");
         let ahead = "the block in page group 6v0 counts for more than the one before it";
         assert!(tree(|tree, node| tree[node].used += 1).contains(ahead));
         assert!(tree(|tree, node| tree[node].pins += 1).contains(ahead));
@@ -398,6 +401,10 @@ mod tests {
         assert_eq!(tree(cut), "there should be 5 blocks in the tree, there are 4");
         let moved = faults(|cache, node| cache.tree[node].group = Some(PageGroup::new(3, 0, 0)));
         assert_eq!(moved, "page group 3v0 is cached and not listed for its block");
+        assert_eq!(
+            tree(|tree, _| _ = tree.add_root(1, b"nobody's")),
+            "there should be 0 salts without blocks, there are 1"
+        );
         assert_eq!(
             faults(|cache, _| cache.pinned = 1),
             "there should be 0 pinned blocks, there are 1"
