@@ -2,6 +2,8 @@
 //! that are not whole.
 
 mod bytes;
+#[cfg(feature = "std")]
+mod io;
 mod layers;
 mod memory;
 mod single;

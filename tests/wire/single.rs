@@ -156,6 +156,9 @@ fn a_window_may_differ_where_rows_are_there<E: Element>() {
     assert_eq!(refused(PagedKvCache::new(), 16), error(first));
     // The wide window begins at 301 - 200, in the tile of 64.
     assert_eq!(refused(PagedKvCache::with_window(wide), 16), error(64));
+    // This one at 301 - 120, and what is missing begins for both behind the same first positions.
+    let nearer = KvWindow::last(120).and_first(narrow.first());
+    assert_eq!(refused(PagedKvCache::with_window(nearer), 16), error(128));
     assert_eq!(refused(PagedKvCache::with_window(narrow), 128), error(first));
     let mut back = PagedKvCache::with_window(narrow);
     back.restore(&mut there, Saved::open(&gone[..]).unwrap()).unwrap();
