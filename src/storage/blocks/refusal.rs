@@ -21,7 +21,10 @@ impl Refusal {
 
     /// Whether it is still to come. It does not come any more.
     pub(super) fn cancel(&self) -> bool {
-        self.0.swap(0, Ordering::Relaxed) != 0
+        // Not `swap`, which a processor without compare-and-swap does not have.
+        let left = self.0.load(Ordering::Relaxed);
+        self.0.store(0, Ordering::Relaxed);
+        left != 0
     }
 
     /// Counts a question; whether it is this one.
