@@ -155,6 +155,20 @@ fn is_assignment(op: &BinOp) -> bool {
 }
 
 impl<'ast> Visit<'ast> for Rewriter<'_> {
+    // What the compiler computes has no switch: it would be off.
+    fn visit_item_const(&mut self, _: &'ast syn::ItemConst) {}
+    fn visit_item_static(&mut self, _: &'ast syn::ItemStatic) {}
+    fn visit_impl_item_const(&mut self, _: &'ast syn::ImplItemConst) {}
+    fn visit_trait_item_const(&mut self, _: &'ast syn::TraitItemConst) {}
+    fn visit_expr_const(&mut self, _: &'ast syn::ExprConst) {}
+    fn visit_type_array(&mut self, _: &'ast syn::TypeArray) {}
+    fn visit_generic_argument(&mut self, _: &'ast syn::GenericArgument) {}
+    fn visit_variant(&mut self, _: &'ast syn::Variant) {}
+
+    fn visit_expr_repeat(&mut self, expr: &'ast syn::ExprRepeat) {
+        self.visit_expr(&expr.expr);
+    }
+
     fn visit_item_fn(&mut self, function: &'ast syn::ItemFn) {
         self.function(&function.block);
         visit::visit_item_fn(self, function);
