@@ -270,8 +270,14 @@ fn memory_that_cannot_be_had_is_an_error_and_nothing_is_lost() {
         panic!("{refused:?}")
     };
     // A position has a key of 2^28 numbers of four bytes and a value of one; then room to align.
-    let page = huge * (4 * huge + 4);
-    assert!((page..page + (8 << 20)).contains(&bytes), "{bytes} bytes for {page}");
+    let page = huge as u64 * (4 * huge as u64 + 4);
+    assert!((page..page + (8 << 20)).contains(&(bytes as u64)), "{bytes} bytes for {page}");
+    // A list of pages that is too long by itself, before any of them is asked for.
+    #[cfg(target_pointer_width = "64")]
+    {
+        let pages = KvCache::try_with_capacity(1, 1, 1 << 58).unwrap_err();
+        assert_eq!(pages, ShapeError::OutOfMemory { bytes: 1 << 61 });
+    }
     assert_eq!((cache.seq_len(), cache.memory_bytes()), (0, 0));
     let store = PagedKvStore::<f32>::with_shape(shape, 1).map(drop);
     assert!(matches!(store, Err(ShapeError::OutOfMemory { .. })));

@@ -388,7 +388,7 @@ fn what_a_lease_holds_is_not_evicted() {
     assert_eq!(shared.free_groups(), 4);
 }
 
-/// Whose holders are counted in some other way need not say anew what use is.
+/// Whoever counts holders has `in_use` by default.
 #[test]
 fn a_group_is_in_use_where_there_is_more_than_one_holder() {
     struct Counted(Vec<PageGroup>);

@@ -2,10 +2,10 @@
 //! who else is touched when they are written, and that every door of the caches takes every type.
 #![expect(clippy::std_instead_of_alloc, reason = "a test runs on std")]
 
-use paged_kv::cache::{AnyPagedKvStore, KvBlockPool, KvCache, PagedKvCache, PagedKvStore};
+use paged_kv::cache::{KvBlockPool, KvCache, PagedKvCache, PagedKvStore};
 use paged_kv::internal::numbers::Numbers;
 use paged_kv::internal::types::{has_scales, some_of, storing_error};
-use paged_kv::{Element, Int4, Int8, KvDims, KvShape, bf16, every_type, f16};
+use paged_kv::{Element, KvDims, KvShape, every_type};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -298,32 +298,8 @@ fn the_shared_layer_takes_every_type<E: Element>() {
     assert!(shared.release_group(group));
 }
 
-/// A store whose type is chosen while a program runs is had back as what it is, and as nothing else.
-fn a_store_of_any_type_is_one_of_this<E: Element>() {
-    fn is<E: Element, T: Element>(store: &mut AnyPagedKvStore) -> bool {
-        let same = E::NAME == T::NAME;
-        assert_eq!(store.as_store::<T>().is_some(), same, "{} as {}", E::NAME, T::NAME);
-        assert_eq!(store.as_store_mut::<T>().is_some(), same, "{} as {}", E::NAME, T::NAME);
-        same
-    }
-    let store = PagedKvStore::<E>::with_shape(shape(4, 1, 8, 8), 3).unwrap();
-    let (id, text) = (store.id(), format!("{store:?}"));
-    let mut any = AnyPagedKvStore::from(store);
-    assert_eq!(format!("{any:?}"), text);
-    let found = [
-        is::<E, f32>(&mut any),
-        is::<E, f16>(&mut any),
-        is::<E, bf16>(&mut any),
-        is::<E, Int8>(&mut any),
-        is::<E, Int4>(&mut any),
-    ];
-    assert_eq!(found.into_iter().filter(|&found| found).count(), 1);
-    assert_eq!(any.as_store_mut::<E>().unwrap().id(), id);
-}
-
 every_type! {
     stored_numbers_are_near,
-    a_store_of_any_type_is_one_of_this,
     what_was_stored_is_stored_exactly,
     rows_are_the_same_wherever_they_are,
     a_write_leaves_its_neighbours_alone,
@@ -335,4 +311,37 @@ every_type! {
 mod shared {
     use super::the_shared_layer_takes_every_type;
     paged_kv::every_type! { the_shared_layer_takes_every_type }
+}
+
+#[cfg(any(feature = "std", feature = "spin"))]
+mod of_any_type {
+    use super::shape;
+    use paged_kv::cache::{AnyPagedKvStore, PagedKvStore};
+    use paged_kv::{Element, Int4, Int8, bf16, f16};
+
+    /// A store whose type is chosen while a program runs is had back as what it is, and as nothing
+    /// else.
+    fn a_store_of_any_type_is_one_of_this<E: Element>() {
+        fn is<E: Element, T: Element>(store: &mut AnyPagedKvStore) -> bool {
+            let same = E::NAME == T::NAME;
+            assert_eq!(store.as_store::<T>().is_some(), same, "{} as {}", E::NAME, T::NAME);
+            assert_eq!(store.as_store_mut::<T>().is_some(), same, "{} as {}", E::NAME, T::NAME);
+            same
+        }
+        let store = PagedKvStore::<E>::with_shape(shape(4, 1, 8, 8), 3).unwrap();
+        let (id, text) = (store.id(), format!("{store:?}"));
+        let mut any = AnyPagedKvStore::from(store);
+        assert_eq!(format!("{any:?}"), text);
+        let found = [
+            is::<E, f32>(&mut any),
+            is::<E, f16>(&mut any),
+            is::<E, bf16>(&mut any),
+            is::<E, Int8>(&mut any),
+            is::<E, Int4>(&mut any),
+        ];
+        assert_eq!(found.into_iter().filter(|&found| found).count(), 1);
+        assert_eq!(any.as_store_mut::<E>().unwrap().id(), id);
+    }
+
+    paged_kv::every_type! { a_store_of_any_type_is_one_of_this }
 }

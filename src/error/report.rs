@@ -28,13 +28,13 @@ use crate::id::{BlockId, PageGroup};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Miscount {
-    /// A block is counted for more or fewer holders than name it.
+    /// The holder count of a block is not the number of holders that name it.
     ///
     /// More counted than found is a leak: a sequence was dropped without being released.
     Holders {
         /// The block.
         block: BlockId,
-        /// Holders it is counted for.
+        /// Its holder count.
         counted: u32,
         /// Holders that name it.
         found: u32,
@@ -60,13 +60,13 @@ pub enum Miscount {
         /// Layers there are.
         layers: usize,
     },
-    /// A page group is counted for more or fewer holders than have its handle.
+    /// The holder count of a page group is not the number of holders that have its handle.
     ///
     /// More counted than found is a leak: a handle was dropped without being released.
     GroupHolders {
         /// The group.
         group: PageGroup,
-        /// Holders it is counted for.
+        /// Its holder count.
         counted: u32,
         /// Holders that have the handle.
         found: u32,

@@ -394,6 +394,20 @@ mod tests {
             core::mem::swap(&mut block.lower, &mut block.higher);
         };
         assert!(tree(swapped).contains(order));
+        // A block that is there twice is found behind itself.
+        let twice = |tree: &mut super::super::tree::Tree, node: NodeId| {
+            let (parent, hash, used) =
+                (tree[node].parent.unwrap(), tree[node].hash, tree[node].used);
+            let tokens = tree.tokens(node).to_vec();
+            let group = PageGroup::new(9, 0, 0);
+            tree.add_block(parent, hash, &tokens, group, used, Priority::NORMAL);
+        };
+        assert!(tree(twice).contains(order));
+        let ring = |tree: &mut super::super::tree::Tree, node: NodeId| {
+            let top = tree[tree[node].parent.unwrap()].children.unwrap();
+            (tree[top].lower, tree[top].higher) = (Some(top), Some(top));
+        };
+        assert!(tree(ring).contains("there should be 5 blocks in the tree, there are "));
         let cut = |tree: &mut super::super::tree::Tree, node: NodeId| {
             let parent = tree[node].parent.unwrap();
             tree.remove_sibling(parent, node);

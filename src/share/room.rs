@@ -99,15 +99,18 @@ impl<E: LayerElement> SharedPagedKv<E> {
     /// Takes what each layer lacks, or nothing. What is to be copied is left in `spare`.
     #[track_caller]
     pub(super) fn take_room(&self, places: &mut [Place]) -> Result<(), PagedKvError> {
-        let lacking = places.iter().enumerate().filter(|(_, place)| place.lack.blocks() > 0);
-        let lacking = lacking.map(|(store, _)| store);
         let check = |places: &[Place]| {
             let mut layers = self.seats().zip(places);
             layers.try_for_each(|(seat, place)| seat.blocks.check(place.lack.free()))
         };
-        // Before the gates as well: see `acquire_group`.
+        // Before the gates as well: see `acquire_group`. And before the tables grow: how much is wanted
+        // may be anybody's claim.
         check(places)?;
-        let gates = self.gates("reserve", lacking);
+        for place in &mut *places {
+            place.cache.prepare(place.lack);
+        }
+        let lacking = places.iter().enumerate().filter(|(_, place)| place.lack.blocks() > 0);
+        let gates = self.gates("reserve", lacking.map(|(store, _)| store));
         check(places)?;
         for (seat, place) in self.seats().zip(places.iter_mut()) {
             debug_assert!(place.spare.is_none());

@@ -186,9 +186,6 @@ where
         }
         let shared: &SharedPagedKv<E> = &self.shared;
         shared.give_spares_back(&mut self.places);
-        for place in &mut self.places {
-            place.cache.prepare(place.lack);
-        }
         shared.take_room(&mut self.places)
     }
 

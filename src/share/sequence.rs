@@ -234,9 +234,6 @@ where
             return Ok(());
         }
         shared.give_spares_back(&mut self.places);
-        for place in &mut self.places {
-            place.cache.prepare(place.lack);
-        }
         shared.take_room(&mut self.places)?;
         shared.move_tails(&mut self.places);
         Ok(())

@@ -742,7 +742,7 @@ mod tests {
         assert_eq!(cache.view(&other).err().map(PagedKvError::from), Some(wrong));
     }
 
-    /// The rows of a sequence whose numbers are their positions, where a window has not passed them.
+    /// The rows of a sequence whose numbers are their positions, where no window has passed them.
     fn check_positions(cache: &PagedKvCache, store: &PagedKvStore) {
         let passed = cache.freed_blocks();
         for at in (0..cache.seq_len()).filter(|at| !passed.contains(&(at / store.block_size()))) {
@@ -797,8 +797,8 @@ mod tests {
         assert_eq!(cache.push(&mut other, &[1.0], &[1.0]), Err(wrong));
     }
 
-    /// The group's holder finds in its block what it put there, though it was room to the sequence that
-    /// was forked.
+    /// The group's holder finds in its block what it put there, though it was room to the sequence
+    /// that was forked.
     #[test]
     fn a_fork_does_not_write_into_the_group_of_the_one_it_was_forked_from() {
         let mut store = PagedKvStore::new(4, 4, 1, 1);

@@ -73,6 +73,14 @@ fn room_is_reserved_in_all_layers_or_in_none() {
         assert_eq!(shared.free_blocks(short), 0);
         assert!(shared.can_ever_fit(6) && !shared.can_ever_fit(7));
         assert_eq!(sequence.reserve(usize::MAX), Err(PagedKvError::TooLong));
+        // A refusal by count, and no memory for a table that nobody can fill.
+        let mut empty = PagedSequence::new(&shared);
+        assert_eq!(
+            exhausted(empty.reserve(usize::MAX)),
+            (usize::MAX / 2 + 1, shared.free_blocks(0))
+        );
+        let table = PagedKvCache::new().reserve(&mut shared.write(0), usize::MAX);
+        assert_eq!(exhausted(table), (usize::MAX / 2 + 1, shared.free_blocks(0)));
     }
 }
 
@@ -193,7 +201,7 @@ fn a_fork_in_the_middle_of_a_step_has_what_was_committed() {
     sequence.reserve(2).unwrap();
     sequence.push(0, &[2.0], &[2.0]).unwrap();
     let child = sequence.fork().unwrap();
-    // To keep the draft its row would be moved, in a block that is the child's as well.
+    // A path is refused in a block that is the child's as well, though this one would move no row.
     let refused = sequence.compact(&[0]);
     assert_eq!(refused, Err(PagedKvError::NotReserved { need: 1, have: 0 }));
     assert_eq!(numbers(&child, 0), [1.0]);

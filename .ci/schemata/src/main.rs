@@ -4,14 +4,14 @@
 //! schemata LIST ROOT WITHOUT
 //! ```
 //!
-//! `LIST` is what `cargo mutants --list --json` prints; a mutant's number is its place in that list. The
-//! sources under `ROOT`, a copy, are rewritten: an expression that has mutants becomes a `match` on
-//! which of them is switched on, a function begins with an early return. Nothing moves to another line. The
-//! numbers in the file `WITHOUT` are left out.
+//! `LIST` is what `cargo mutants --list --json` prints; a mutant's number is its place in that
+//! list. The sources under `ROOT`, a copy, are rewritten: an expression that has mutants becomes a
+//! `match` on which of them is switched on, a function begins with an early return. Nothing moves to
+//! another line. The numbers in the file `WITHOUT` are left out.
 //!
 //! Prints `NUMBER SWITCH FILE START END` for each mutant: the number that is told when its switch is
-//! come by, and the bytes that were written for it, which is where the compiler's complaint about it will
-//! be. For a mutant that cannot be switched, it prints the number alone.
+//! reached, and the bytes that were written for it, which is where the compiler's complaint about it
+//! will be. For a mutant that cannot be switched, it prints the number alone.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::error::Error;
@@ -19,6 +19,7 @@ use std::ops::Range;
 use std::{env, fs};
 
 use proc_macro2::Span;
+use quote::ToTokens;
 use serde::Deserialize;
 use syn::BinOp;
 use syn::spanned::Spanned;
@@ -61,7 +62,6 @@ struct Piece {
 }
 
 struct Rewriter<'a> {
-    source: &'a str,
     mutants: HashMap<Place, Vec<&'a Mutant>>,
     pieces: Vec<Piece>,
 }
@@ -99,13 +99,6 @@ impl Rewriter<'_> {
         }
         self.begin(range.start, size, "_ => ".into(), None);
         self.end(range.end, size, " })".into(), None);
-    }
-
-    /// This part of the source as one line, without comments: those to the end of a line would hide what is
-    /// written behind them.
-    fn one_line(&self, range: Range<usize>) -> String {
-        let lines = self.source[range].lines();
-        lines.map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join(" ")
     }
 
     /// A function that returns at once.
@@ -188,8 +181,7 @@ impl<'ast> Visit<'ast> for Rewriter<'_> {
 
     fn visit_expr_binary(&mut self, expr: &'ast syn::ExprBinary) {
         if !binds(&expr.left) && !binds(&expr.right) {
-            let left = self.one_line(expr.left.span().byte_range());
-            let right = self.one_line(expr.right.span().byte_range());
+            let (left, right) = (expr.left.to_token_stream(), expr.right.to_token_stream());
             let mut mutants = self.mutants(expr.op.span(), "BinaryOperator");
             for (_, text) in &mut mutants {
                 *text = if is_assignment(&expr.op) {
@@ -206,24 +198,23 @@ impl<'ast> Visit<'ast> for Rewriter<'_> {
     fn visit_expr_unary(&mut self, expr: &'ast syn::ExprUnary) {
         let mut mutants = self.mutants(expr.op.span(), "UnaryOperator");
         for (_, text) in &mut mutants {
-            *text = self.one_line(expr.expr.span().byte_range());
+            *text = expr.expr.to_token_stream().to_string();
         }
         self.switch(expr.span().byte_range(), mutants);
         visit::visit_expr_unary(self, expr);
     }
 
     fn visit_expr_struct(&mut self, expr: &'ast syn::ExprStruct) {
-        let whole = expr.span().byte_range();
         let mut mutants = Vec::new();
-        for pair in expr.fields.pairs() {
-            let field = pair.value().span();
-            let end = pair.punct().map_or(field, |comma| comma.span()).byte_range().end;
-            for (number, _) in self.mutants(field, "StructField") {
-                let before = self.one_line(whole.start..field.byte_range().start);
-                mutants.push((number, before + &self.one_line(end..whole.end)));
+        for (at, field) in expr.fields.iter().enumerate() {
+            let others = expr.fields.iter().enumerate().filter(|(other, _)| *other != at);
+            let fields = others.map(|(_, field)| field.clone()).collect();
+            let text = syn::ExprStruct { fields, ..expr.clone() }.to_token_stream().to_string();
+            for (number, _) in self.mutants(field.span(), "StructField") {
+                mutants.push((number, text.clone()));
             }
         }
-        self.switch(whole, mutants);
+        self.switch(expr.span().byte_range(), mutants);
         visit::visit_expr_struct(self, expr);
     }
 
@@ -264,7 +255,7 @@ fn rewrite(root: &str, file: &str, mutants: Vec<&Mutant>) -> Result<(), Box<dyn 
     for mutant in mutants {
         by_place.entry(mutant.span.start).or_default().push(mutant);
     }
-    let mut rewriter = Rewriter { source: &source, mutants: by_place, pieces: Vec::new() };
+    let mut rewriter = Rewriter { mutants: by_place, pieces: Vec::new() };
     rewriter.visit_file(&syn::parse_file(&source)?);
     let mut pieces = rewriter.pieces;
     // Stable: what was written at one place for one thing stays in order.

@@ -1,6 +1,6 @@
-//! Which mutant is switched on, in the copy of the crate that has them all: the number in the environment's
-//! `MUTANT`, none without it. With `MUTANTS_REACHED` each switch that is come by is written to that
-//! file, once.
+//! Which mutant is switched on, in the copy of the crate that has them all: the number in the
+//! environment's `MUTANT`, none without it. With `MUTANTS_REACHED` each switch that is reached is
+//! written to that file, once.
 //!
 //! Asked by everything, from under the allocator to constants: so it allocates nothing, takes no lock
 //! and, while something is compiled, says that none is on.
@@ -34,7 +34,7 @@ const fn on_compiling(_: u32) -> u32 {
 
 #[inline(always)]
 fn on_running(switch: u32) -> u32 {
-    match ON.load(Ordering::Relaxed) {
+    match ON.load(Ordering::Acquire) {
         on @ ..=NONE => on,
         on => find_out(on, switch),
     }
@@ -57,7 +57,7 @@ fn find_out(mut on: u32, switch: u32) -> u32 {
                 NONE
             }
         };
-        ON.store(on, Ordering::Relaxed);
+        ON.store(on, Ordering::Release);
     }
     if on != RECORDS {
         return on;

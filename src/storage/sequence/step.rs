@@ -207,10 +207,14 @@ mod tests {
         cache.table.push(theirs);
 
         let lack = cache.lack(store.blocks(), store.shape(), 256, 384);
-        // Of the position before 193, which the next query does not see, blocks 0 to 2 are.
+        // The next query sees from position 193 on, which is in block 3: blocks 0 to 2 are passed.
         assert_eq!((lack.keep, lack.more, lack.copy, lack.gains), (4, 2, false, 3));
         assert_eq!((lack.blocks(), lack.free()), (2, 0));
+        cache.prepare(lack);
+        let capacity = cache.table.capacity();
+        assert!((6..=64).contains(&capacity), "{capacity} entries for six");
         assert_eq!(cache.take_room(store.blocks(), lack), None);
+        assert_eq!(cache.table.capacity(), capacity);
         assert_eq!((cache.table.len(), cache.table[0], cache.freed_blocks()), (3, kept, 0..3));
         assert_eq!(store.blocks().holders(theirs), 1, "the group's own");
         assert_eq!(store.blocks().drop_group(theirs), Ok(crate::storage::blocks::Released::Freed));

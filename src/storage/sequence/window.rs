@@ -303,7 +303,7 @@ mod tests {
                     let hole = window.hole(shape(block_size), len);
                     let have: Vec<usize> = hole.range().collect();
                     assert_eq!(have, want, "blocks of {block_size}, {window:?}, {len}");
-                    assert_eq!(want.is_empty(), hole == Hole::NONE, "there is one that is empty");
+                    assert_eq!(want.is_empty(), hole == Hole::NONE, "an empty hole is `NONE`");
                 }
             }
         }
