@@ -6,12 +6,12 @@
 //!
 //! `LIST` is what `cargo mutants --list --json` prints; a mutant's number is its place in that
 //! list. The sources under `ROOT`, a copy, are rewritten: an expression that has mutants becomes a
-//! `match` on which of them is switched on, a function begins with an early return. Nothing moves to
-//! another line. The numbers in the file `WITHOUT` are left out.
+//! `match` on which of them is switched on, a function begins with an early return. Nothing moves
+//! to another line. The numbers in the file `WITHOUT` are left out.
 //!
-//! Prints `NUMBER SWITCH FILE START END` for each mutant: the number that is told when its switch is
-//! reached, and the bytes that were written for it, which is where the compiler's complaint about it
-//! will be. For a mutant that cannot be switched, it prints the number alone.
+//! Prints `NUMBER SWITCH FILE START END` for each mutant: the number that is told when its switch
+//! is reached, and the bytes that were written for it, which is where the compiler's complaint
+//! about it will be. For a mutant that cannot be switched, it prints the number alone.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::error::Error;

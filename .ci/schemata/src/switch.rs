@@ -2,8 +2,8 @@
 //! environment's `MUTANT`, none without it. With `MUTANTS_REACHED` each switch that is reached is
 //! written to that file, once.
 //!
-//! Asked by everything, from under the allocator to constants: so it allocates nothing, takes no lock
-//! and, while something is compiled, says that none is on.
+//! Asked by everything, from under the allocator to constants: so it allocates nothing, takes no
+//! lock and, while something is compiled, says that none is on.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
