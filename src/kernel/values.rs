@@ -283,3 +283,18 @@ impl<T: ValueStep> Apart<'_, '_, '_, T> {
         some.compute::<S, T, MR>(s);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_and_an_extent_are_the_extent() {
+        let (some, more) = (Extent { from: 16, to: 20 }, Extent { from: 40, to: 41 });
+        for nothing in [Extent::EMPTY, Extent { from: 50, to: 7 }] {
+            assert_eq!((nothing.and(some), some.and(nothing)), (some, some));
+            assert!(nothing.and(nothing).is_empty());
+        }
+        assert_eq!((some.and(more), more.and(some)), (Extent { from: 16, to: 41 }, some.and(more)));
+    }
+}
