@@ -187,7 +187,7 @@ mod tests {
         let taken = [(); 3].map(|()| one(&mut groups));
         assert_eq!(groups.left(), (1 << 32) - 3);
         for (group, left) in taken.into_iter().zip(1..) {
-            drop(groups.release(group).unwrap());
+            assert!(matches!(groups.release(group), Ok(Release::Last(_))));
             assert_eq!(groups.left(), (1 << 32) - 3 + left);
         }
         one(&mut groups);
