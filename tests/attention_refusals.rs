@@ -4,7 +4,7 @@
 //! refusal names what was needed and what was there. Every test runs for every stored type.
 
 use paged_kv::attention::{
-    AttentionOptions, Output, attention_scratch_len, causal_gqa_attention,
+    AttentionOptions, Output, TreeMask, attention_scratch_len, causal_gqa_attention,
     causal_gqa_attention_into, causal_gqa_attention_paged, causal_gqa_attention_paged_into,
 };
 use paged_kv::cache::{KvCache, PagedKvCache, PagedKvStore};
@@ -133,6 +133,9 @@ fn a_causal_row_needs_a_position<E: Element>() {
     assert_eq!(world.ask(World::<E>::right(6), &open), Ok(()));
     assert_eq!(world.ask(World::<E>::right(6), &open.window(3)), refused);
     assert_eq!(world.ask(World::<E>::right(6), &open.alibi_slopes(&slopes)), refused);
+    let mut words = [0; 6];
+    let tree = [TreeMask::from_parents(&[None; 6], &mut words).unwrap()];
+    assert_eq!(world.ask(World::<E>::right(6), &open.trees(&tree)), refused);
     assert_eq!(
         causal_gqa_attention(&[0.0; 16], &KvCache::<E>::with_shape(shape(64)), 4),
         Err(AttentionError::TooManyQueryRows { rows: 1, len: 0 })

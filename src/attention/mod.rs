@@ -237,6 +237,9 @@ fn attend_vec<E: Element>(
     let n_q = query_rows(&shape, q)?;
     let options = AttentionOptions::new();
     check_positions(&options.resolve(&shape)?, n_q, view.len())?;
+    if n_q == 0 {
+        return Ok(Vec::new());
+    }
     let mut out = vec![0.0; n_q.saturating_mul(shape.out_row_len())];
     let mut scratch = vec![0.0; attention_scratch_len(&shape, n_q)];
     attend(q, view, n_heads, &options, Output::new(&mut out), &mut scratch)?;
@@ -254,7 +257,8 @@ fn query_rows(shape: &GqaShape, q: &[f32]) -> Result<usize, AttentionError> {
 
 /// Whether each query row has a position of its own, where an option speaks of it.
 fn check_positions(options: &Resolved<'_>, rows: usize, len: usize) -> Result<(), AttentionError> {
-    if options.needs_position() && rows > len {
+    let rows = options.needed_positions(0, rows);
+    if rows > len {
         return Err(AttentionError::TooManyQueryRows { rows, len });
     }
     Ok(())

@@ -434,9 +434,13 @@ pub(crate) struct Resolved<'a> {
 }
 
 impl Resolved<'_> {
-    /// Whether an option speaks of the query's own position, so that there must be one.
-    pub(crate) fn needs_position(&self) -> bool {
-        self.causal || self.window != usize::MAX || self.slopes.is_some()
+    /// How many of a sequence's last positions an option speaks of, so that they must be there: those of
+    /// its query rows, or of its tree.
+    pub(crate) fn needed_positions(&self, sequence: usize, rows: usize) -> usize {
+        if self.causal || self.window != usize::MAX || self.slopes.is_some() {
+            return rows;
+        }
+        self.trees.and_then(|trees| trees.get(sequence)).map_or(0, TreeMask::rows)
     }
 
     /// The first position that the last `n_q` of `len` query rows look at and that is among those

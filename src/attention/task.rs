@@ -168,17 +168,21 @@ impl Item {
 /// Numbers of scratch for an item of so many rows, for any stored type at any level.
 pub(crate) fn scratch_for(shape: &GqaShape, rows: usize, merges: bool) -> usize {
     let (k_width, v_width) = (shape.kv().k_width(), shape.kv().v_width());
-    let states = (v_width.next_multiple_of(LANES) + 2) * if merges { 2 } else { 1 };
+    // A width is anybody's number: what is too much for any memory is said to be all there is.
+    let most = |numbers: &[usize]| numbers.iter().fold(0, |all: usize, n| all.saturating_add(*n));
+    let state = v_width.saturating_add(LANES - 1) / LANES * LANES + 2;
+    let states = state.saturating_mul(if merges { 2 } else { 1 });
     // A vector of MOST_ROWS maxima and denominators may begin at the last row, of a split and of the
     // totals.
     let behind = 2 * 2 * MOST_ROWS;
     // A query row as it is, and rounded for a dot product, with two words more.
-    let query = k_width + k_width.div_ceil(2) + 2;
+    let query = most(&[k_width, k_width.div_ceil(2), 2]);
     let scores = 2 * MOST_ROWS * WIDTH;
-    let scales = (k_width.div_ceil(32) + v_width.div_ceil(32)) * WIDTH;
-    let panels = TILE * (k_width + v_width);
+    let scales = (k_width.div_ceil(32) + v_width.div_ceil(32)).saturating_mul(WIDTH);
+    let panels = most(&[k_width, v_width]).saturating_mul(TILE);
     // Each of the regions starts on a line, and the first one where the caller's memory has one.
-    rows.saturating_mul(states + query) + behind + scores + scales + panels + 10 * LANES
+    let rows = rows.saturating_mul(most(&[states, query]));
+    most(&[rows, behind, scores, scales, panels, 10 * LANES])
 }
 
 /// Whether so many query rows of a sequence are few, as in decode and in the verification of a
@@ -248,6 +252,16 @@ mod tests {
     use super::*;
     use crate::shape::KvShape;
 
+    #[test]
+    fn what_no_memory_holds_is_all_there_is() {
+        let of = |width, n_heads| {
+            let kv = KvShape::square(1, 1, width).unwrap();
+            attention_scratch_len(&GqaShape::new(kv, n_heads).unwrap(), 1)
+        };
+        let most = 1 << (usize::BITS - 6);
+        assert_eq!((of(most, 1), of(1, 2 * most)), (usize::MAX, usize::MAX));
+        assert!(of(most >> 10, 1) < usize::MAX && of(1, most >> 10) < usize::MAX);
+    }
     #[test]
     fn scratch_for_many_rows_is_enough_for_fewer() {
         for (n_heads, n_kv_heads, width) in

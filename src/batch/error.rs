@@ -100,7 +100,7 @@ pub enum BatchError {
     TooManyQueryRows {
         /// The sequence.
         sequence: usize,
-        /// Query rows it was planned with.
+        /// Query rows it was planned with, or of its tree alone where no other option speaks of positions.
         rows: usize,
         /// Positions it has.
         len: usize,

@@ -413,9 +413,9 @@ impl BatchPlan {
             let again = if place == item.sequences.start { 0 } else { item.joint };
             let again = again.saturating_sub(item.positions.start) as u64;
             read += seen.saturating_sub(again);
-            products += seen * rows;
+            products = u64::saturating_add(products, seen.saturating_mul(rows));
         }
-        let numbers = ((kv.k_width() + kv.v_width()) * item.heads.len()) as u64;
+        let numbers = (kv.k_width() + kv.v_width()).saturating_mul(item.heads.len()) as u64;
         products.saturating_add(read.saturating_mul(READ)).saturating_mul(numbers)
     }
 
@@ -492,12 +492,17 @@ impl BatchPlan {
     }
 }
 
+/// Items of a plan at most: those of a thousand sequences of a million positions and 32 heads, which are
+/// some gigabytes; less where memory is small.
+const MOST_ITEMS: usize = if usize::BITS >= 64 { 1 << 26 } else { 1 << 18 };
+
 /// The first row of each sequence, and how many there are, where all arrays can be had.
 fn offsets(shape: &GqaShape, sequences: &[SequenceRows]) -> Result<Vec<usize>, BatchError> {
     let kv = shape.kv();
     let mut offsets = Vec::with_capacity(sequences.len() + 1);
     let mut total = 0_usize;
     offsets.push(0);
+    let mut items = 0_usize;
     for sequence in sequences {
         fits("positions", sequence.len.checked_mul(kv.k_row_len().max(kv.v_row_len())))?;
         let row = shape.q_row_len().max(shape.out_row_len());
@@ -505,6 +510,16 @@ fn offsets(shape: &GqaShape, sequences: &[SequenceRows]) -> Result<Vec<usize>, B
         fits("query rows", rows.and_then(|rows| rows.checked_mul(row)))?;
         total += sequence.rows;
         offsets.push(total);
+        // As many as there can be, before the first is made: a length may be anybody's claim.
+        let pieces = match sequence.rows {
+            0 => 0,
+            rows if few_rows(shape, rows) => sequence.len.div_ceil(SPLIT).max(1),
+            rows => rows.div_ceil(ItemSize::new(shape, rows).rows),
+        };
+        items = items.saturating_add(pieces.saturating_mul(kv.n_kv_heads()));
+        if items > MOST_ITEMS {
+            return Err(BatchError::TooLarge { what: "items" });
+        }
     }
     Ok(offsets)
 }

@@ -171,13 +171,18 @@ impl ThreadPool {
         if threads == 0 {
             no_threads();
         }
+        let mut asleep = Vec::new();
+        if let Err(error) = asleep.try_reserve_exact(threads - 1) {
+            not_started(&error);
+        }
+        asleep.extend((1..threads).map(|_| Line(AtomicBool::new(false))));
         let shared = Arc::new(Shared {
             unclaimed: Line(AtomicUsize::new(0)),
             unfinished: Line(AtomicUsize::new(0)),
             job: AtomicPtr::new(ptr::null_mut()),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
-            asleep: (1..threads).map(|_| Line(AtomicBool::new(false))).collect(),
+            asleep: asleep.into(),
         });
         // From here on a panic drops the pool, which stops what has been started.
         let mut pool = ThreadPool { shared, workers: Vec::new(), taken: AtomicBool::new(false) };

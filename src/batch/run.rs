@@ -287,7 +287,9 @@ impl BatchPlan {
                 return Err(BatchError::Length { sequence, need, have });
             }
             let (rows, len) = (planned.rows, planned.len);
-            if options.needs_position() && rows > len {
+            let needed = options.needed_positions(sequence, rows);
+            if needed > len {
+                let rows = needed;
                 return Err(BatchError::TooManyQueryRows { sequence, rows, len });
             }
             if let Some(position) = options.freed_position(view.freed(), rows, len) {

@@ -42,7 +42,7 @@ pub enum AttentionError {
     },
     /// A query row stands for one of the last cached positions, and there are too few.
     TooManyQueryRows {
-        /// Query rows handed in.
+        /// Query rows handed in, or of its tree alone where no other option speaks of positions.
         rows: usize,
         /// Positions cached.
         len: usize,

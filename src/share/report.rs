@@ -172,7 +172,7 @@ impl<E: super::spec::LayerElement> SharedPagedKv<E> {
     ///
     /// # Cost
     ///
-    /// One allocation; visits the blocks that were ever held. Takes the group table's lock and
+    /// Two allocations; visits the blocks that were ever held. Takes the group table's lock and
     /// waits for no guard.
     pub fn stats(&self) -> PoolStats {
         let of = |seat: &Seat| StoreStats::of(&seat.blocks, seat.shape, seat.bytes_per_block);

@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 
 use super::sequence::Place;
-use super::shared::SharedPagedKv;
+use super::shared::{SharedPagedKv, displaced};
 use super::spec::LayerElement;
 use crate::error::{GroupError, PagedKvError, PagedStoreExhausted};
 use crate::id::PageGroup;
@@ -101,7 +101,13 @@ impl<E: LayerElement> SharedPagedKv<E> {
     pub(super) fn take_room(&self, places: &mut [Place]) -> Result<(), PagedKvError> {
         let check = |places: &[Place]| {
             let mut layers = self.seats().zip(places);
-            layers.try_for_each(|(seat, place)| seat.blocks.check(place.lack.free()))
+            layers.try_for_each(|(seat, place)| {
+                // Who takes from a store that was moved takes under another gate.
+                if place.lack.blocks() > 0 && seat.is_displaced() {
+                    displaced(seat.layer);
+                }
+                seat.blocks.check(place.lack.free())
+            })
         };
         // Before the gates as well: see `acquire_group`. And before the tables grow: how much is wanted
         // may be anybody's claim.
@@ -117,6 +123,9 @@ impl<E: LayerElement> SharedPagedKv<E> {
             place.spare = place.cache.take_room(&seat.blocks, place.lack);
         }
         drop(gates);
+        if places.iter().any(|place| place.lack.gives_back()) {
+            self.bell.ring();
+        }
         Ok(())
     }
 
@@ -192,5 +201,31 @@ impl<E: LayerElement> SharedPagedKv<E> {
             }
         }
         result
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::sequence::PagedSequence;
+    use super::*;
+
+    /// A panic between the taking of a block and the copy into it.
+    #[test]
+    fn what_a_copy_that_was_ended_had_taken_goes_back() {
+        let shared = SharedPagedKv::<f32>::new(2, 2, 4, 1, 1);
+        let mut sequence = PagedSequence::new(&shared);
+        for restart in [true, false] {
+            let seat = shared.seats().nth(1).unwrap();
+            sequence.places[1].spare = seat.blocks.take();
+            assert_eq!(shared.check_invariants(sequence.holders()), Ok(()));
+            if restart {
+                sequence.reserve(3).unwrap();
+                assert_eq!((shared.free_blocks(0), shared.free_blocks(1)), (2, 2));
+            } else {
+                sequence.release();
+            }
+            assert_eq!(shared.check_invariants(sequence.holders()), Ok(()));
+        }
+        assert_eq!((shared.free_blocks(0), shared.free_blocks(1)), (4, 4));
     }
 }

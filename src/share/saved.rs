@@ -185,7 +185,9 @@ where
             seat.blocks.check(place.lack.free())?;
         }
         let shared: &SharedPagedKv<E> = &self.shared;
-        shared.give_spares_back(&mut self.places);
+        if shared.give_spares_back(&mut self.places) {
+            shared.bell.ring();
+        }
         shared.take_room(&mut self.places)
     }
 

@@ -165,8 +165,9 @@ where
     ///
     /// [`PagedKvError::NotEmpty`], [`PagedKvError::Group`] for a handle that is stale or of another
     /// pool, [`PagedKvError::BlockTwice`] for a group named twice, [`PagedKvError::BlockCount`] for
-    /// fewer groups than `len` positions need, [`PagedKvError::TooManyHolders`]. Nothing has
-    /// changed then.
+    /// fewer groups than `len` positions need, [`PagedKvError::TooManyHolders`],
+    /// [`PagedKvError::WrongStore`] where `P` leads to other layers than it did. Nothing has changed
+    /// then.
     ///
     /// # Cost
     ///
@@ -211,6 +212,11 @@ where
     /// it has free; [`PagedKvError::TooLong`]; [`PagedKvError::WrongStore`] where `P` leads to other
     /// layers than it did. Nothing has changed then.
     ///
+    /// # Panics
+    ///
+    /// If the store of a layer in which blocks are lacking was moved out of it, before anything has
+    /// changed.
+    ///
     /// # Deadlock
     ///
     /// Where blocks are lacking it waits for writers of those layers, and for readers only of a
@@ -222,7 +228,7 @@ where
     /// of the layers concerned, one allocation, and the tables may grow.
     #[track_caller]
     pub fn reserve(&mut self, n: usize) -> Result<(), PagedKvError> {
-        let end = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
+        let end = crate::storage::grown(self.len, n).ok_or(PagedKvError::TooLong)?;
         let mut lacking = false;
         let shared: &SharedPagedKv<E> = &self.shared;
         for (seat, place) in shared.seats().zip(&mut self.places) {
@@ -233,7 +239,9 @@ where
         if !lacking {
             return Ok(());
         }
-        shared.give_spares_back(&mut self.places);
+        if shared.give_spares_back(&mut self.places) {
+            shared.bell.ring();
+        }
         shared.take_room(&mut self.places)?;
         shared.move_tails(&mut self.places);
         Ok(())
@@ -279,7 +287,10 @@ where
                 Err(refused @ PagedKvError::Exhausted(_)) => refused,
                 other => return other,
             };
-            if left.is_zero() || !self.shared.can_ever_fit(self.len + n) {
+            // One step may want more at once than one position after the other.
+            let mut places = self.shared.seats().zip(&self.places);
+            let never = places.any(|(seat, place)| place.lack.free() > seat.blocks.total());
+            if left.is_zero() || never || !self.shared.can_ever_fit(self.len + n) {
                 return Err(refused);
             }
             left = self.shared.wait_for(left, &self.places);
@@ -431,7 +442,8 @@ where
     ///
     /// # Errors
     ///
-    /// [`PagedKvError::LayerBehind`] where a layer has fewer positions; nothing has changed then.
+    /// [`PagedKvError::LayerBehind`] where a layer has fewer positions, [`PagedKvError::TooLong`] for more
+    /// than any sequence has; nothing has changed then.
     ///
     /// # Cost
     ///
@@ -478,7 +490,12 @@ where
     ///
     /// [`PagedKvError::PathOrder`] for a path that does not ascend; [`PagedKvError::LayerBehind`] where
     /// a layer has not all of its positions; [`PagedKvError::NotReserved`] where the room has become
-    /// somebody else's. Nothing has changed then.
+    /// somebody else's; [`PagedKvError::TooLong`] for a row that no sequence can have;
+    /// [`PagedKvError::WrongStore`] where `P` leads to other layers than it did. Nothing has changed then.
+    ///
+    /// # Panics
+    ///
+    /// Where a row moves: if the store of a layer was moved out of it, before anything has changed.
     ///
     /// # Deadlock
     ///
@@ -510,6 +527,8 @@ where
             }
         }
         if path.iter().enumerate().any(|(to, &row)| row != to) {
+            // In every layer or in none.
+            shared.check_writes("compact");
             for (seat, place) in shared.seats().zip(&mut self.places) {
                 shared.write(seat.layer).keep_path(&mut place.cache, self.len, path);
             }
@@ -631,7 +650,8 @@ where
     ///
     /// # Errors
     ///
-    /// [`PagedKvError::TooManyHolders`] where a count is full; nothing has changed then.
+    /// [`PagedKvError::TooManyHolders`] where a count is full, [`PagedKvError::WrongStore`] where `P`
+    /// leads to other layers than it did; nothing has changed then.
     ///
     /// # Cost
     ///
@@ -643,7 +663,8 @@ where
         let mut child = PagedSequence::new(self.shared.clone());
         let seats = self.shared.seats().zip(&self.places);
         for ((seat, place), of_child) in seats.zip(&mut child.places) {
-            // Where this is refused, what the child has so far goes back with it.
+            // Where one is refused, what the child has so far goes back with it.
+            place.cache.check_store(seat.store)?;
             of_child.cache = place.cache.fork_at(&seat.blocks, seat.shape, self.len)?;
         }
         child.len = self.len;
@@ -697,6 +718,10 @@ where
     pub fn stats(&self) -> SequenceStats {
         let mut stats = SequenceStats { len: self.len, ..SequenceStats::default() };
         for (seat, place) in self.shared.seats().zip(&self.places) {
+            // A `P` that leads elsewhere than it did knows nothing of these blocks.
+            if place.cache.check_store(seat.store).is_err() {
+                continue;
+            }
             let table = place.cache.block_table();
             stats.blocks += table.len();
             stats.shared += table.iter().filter(|&&b| seat.blocks.holders(b) > 1).count();

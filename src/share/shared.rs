@@ -184,8 +184,13 @@ impl<E: Element> SharedPagedKv<E> {
         shape: KvShape,
         blocks_per_layer: usize,
     ) -> Result<Self, ShapeError> {
-        let stores = (0..n_layers).map(|_| PagedKvStore::with_shape(shape, blocks_per_layer));
-        Ok(Self::from_stores(stores.collect::<Result<_, _>>()?))
+        let mut stores = Vec::new();
+        let bytes = n_layers.saturating_mul(size_of::<PagedKvStore<E>>());
+        stores.try_reserve_exact(n_layers).map_err(|_| ShapeError::OutOfMemory { bytes })?;
+        for _ in 0..n_layers {
+            stores.push(PagedKvStore::with_shape(shape, blocks_per_layer)?);
+        }
+        Ok(Self::from_stores(stores))
     }
 
     /// Wraps stores the caller built, for tests and for callers that size layers differently.
@@ -667,6 +672,15 @@ impl<E: LayerElement> SharedPagedKv<E> {
         }
     }
 
+    /// Stops a call that could not write into every layer, before it writes into the first.
+    #[track_caller]
+    pub(super) fn check_writes(&self, call: &str) {
+        self.none_mine(call);
+        if let Some(layer) = self.layers.iter().find(|layer| layer.seat.is_displaced()) {
+            displaced(layer.seat.layer);
+        }
+    }
+
     /// What is known of the stores without their locks, in the order of their layers.
     pub(super) fn seats(&self) -> impl Iterator<Item = &Seat> {
         self.layers.iter().map(|layer| &layer.seat)
@@ -683,7 +697,9 @@ impl<E: LayerElement> SharedPagedKv<E> {
     ) -> Vec<GateGuard<'_>> {
         let seats = || stores.clone().filter_map(|store| self.layers.get(store));
         seats().for_each(|Layer { seat, .. }| seat.not_mine(call, seat.layer));
-        seats().map(|layer| layer.seat.gate.lock()).collect()
+        let mut gates = Vec::with_capacity(self.layers.len());
+        gates.extend(seats().map(|layer| layer.seat.gate.lock()));
+        gates
     }
 
     fn mark_shared(&self, blocks: &[BlockId]) {
@@ -729,7 +745,7 @@ pub(super) fn no_layer(layer: usize, layers: usize) -> ! {
 #[cold]
 #[inline(never)]
 #[track_caller]
-fn displaced(layer: usize) -> ! {
+pub(super) fn displaced(layer: usize) -> ! {
     panic!("the store of layer {layer} was moved out of it under a write guard")
 }
 

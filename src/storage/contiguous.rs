@@ -619,7 +619,7 @@ impl<E: Element> KvCache<E> {
     }
 
     fn append_checked(&mut self, k: &[f32], v: &[f32], n: usize) -> Result<(), KvCacheError> {
-        let end = self.len.checked_add(n).ok_or(KvCacheError::TooLong)?;
+        let end = crate::storage::grown(self.len, n).ok_or(KvCacheError::TooLong)?;
         let taken = self.take_blocks(end)?;
         if let Err(refused) = self.grow_memory(end) {
             self.untake_blocks(taken);
@@ -730,6 +730,17 @@ mod tests {
         }
         cache.len = len;
         found
+    }
+
+    #[cfg(target_has_atomic = "ptr")]
+    #[test]
+    fn what_was_taken_for_nothing_goes_back() {
+        let pool = alloc::sync::Arc::new(crate::cache::KvBlockPool::new(2, 9));
+        let mut cache = KvCache::<f32>::with_pool(1, 1, &pool).unwrap();
+        cache.append(&[1.0; 5], &[1.0; 5], 5).unwrap();
+        assert_eq!((cache.held_blocks(), cache.take_blocks(10)), (3, Ok(2)));
+        cache.untake_blocks(2);
+        assert_eq!((cache.held_blocks(), pool.free_blocks()), (3, 6));
     }
 
     #[test]

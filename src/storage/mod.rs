@@ -45,6 +45,15 @@ pub(crate) mod rows;
 pub(crate) mod sequence;
 pub(crate) mod view;
 
+/// Positions of a sequence at most: so that sums and differences of two places in it, signed ones too, are
+/// numbers.
+pub(crate) const MOST_POSITIONS: usize = usize::MAX / 4;
+
+/// How long a sequence of `len` positions is with `n` more, where that can be.
+pub(crate) fn grown(len: usize, n: usize) -> Option<usize> {
+    len.checked_add(n).filter(|&end| end <= MOST_POSITIONS)
+}
+
 /// Whether all stores and caches are in poison mode from the beginning: in a build of the test kit with
 /// `PAGED_KV_POISON` in its environment, which `.ci/poison` makes.
 pub(crate) const POISON: bool =

@@ -601,7 +601,7 @@ impl PagedKvCache {
             return Ok(());
         }
         let shape = store.shape();
-        let end = self.len.checked_add(n).ok_or(PagedKvError::TooLong)?;
+        let end = crate::storage::grown(self.len, n).ok_or(PagedKvError::TooLong)?;
         let mut had = self.table.len();
         // As entries of the table: what is written is behind the hole.
         let first = self.len / shape.block_size() - self.hole.blocks();

@@ -6,6 +6,7 @@ use super::error::{Part, WireError};
 use super::stream::{Counted, Source};
 use crate::element::name_of;
 use crate::shape::{KvDims, KvShape};
+use crate::storage::MOST_POSITIONS;
 use crate::storage::page::PageKind;
 use crate::storage::sequence::window::{Hole, KvWindow};
 
@@ -306,8 +307,7 @@ pub(super) fn read<S: Source>(source: &mut Counted<S>) -> Result<Header, WireErr
         return Err(WireError::Checksum { part: Part::Header, need, have });
     }
     field("reserved", 0, u64::from(zero))?;
-    // Half of what an index holds, so that nothing that is worked out from it overflows.
-    let most = (usize::MAX / 2) as u64;
+    let most = MOST_POSITIONS as u64;
     if len > most {
         return Err(WireError::Field { what: "positions", need: most, have: len });
     }

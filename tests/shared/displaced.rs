@@ -22,6 +22,10 @@ fn stores_exchanged_under_two_guards_are_noticed_and_nothing_else_is_lost() {
         assert!(panic_text(|| drop(shared.write_all())).contains("layer 0"));
         drop(shared.write(2));
         assert_eq!((shared.acquire_group(), shared.free_groups()), (None, 0));
+        // Nor does a step take blocks there, which others may take under the guard they now stand behind.
+        let mut sequence = PagedSequence::new(&shared);
+        assert!(panic_text(|| sequence.reserve(1).unwrap()).contains("layer 0"));
+        drop(sequence);
         // What was taken goes back to where it came from.
         shared.retain_group(group);
         assert!(!shared.release_group(group));

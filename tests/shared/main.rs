@@ -14,7 +14,7 @@ mod sequences;
 
 use core::ops::Deref;
 use paged_kv::cache::{PagedKvCache, PagedKvStore, PagedSequence, SharedPagedKv};
-use paged_kv::{GroupError, PageGroup, PagedKvError};
+use paged_kv::{GroupError, PageGroup, PagedKvError, ShapeError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
@@ -113,6 +113,8 @@ fn new_opens_one_store_per_layer() {
         assert_eq!((store.shape().n_kv_heads(), store.shape().k_width()), (2, 8));
     }
     assert!(SharedPagedKv::try_new(3, 0, 5, 2, 8).is_err());
+    let many = SharedPagedKv::try_new(usize::MAX, 16, 0, 1, 1).map(drop);
+    assert!(matches!(many, Err(ShapeError::OutOfMemory { .. })), "{many:?}");
     assert!(panic_text(|| drop(SharedPagedKv::new(3, 16, 5, 0, 8))).contains("n_kv_heads"));
     let text = panic_text(|| drop(shared.read(3)));
     assert_eq!(text, "layer 3 is out of range, there are 3");

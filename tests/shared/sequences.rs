@@ -1,8 +1,12 @@
 //! One request over every layer: steps, forks, rollbacks, and who gives what back when.
 
 use super::*;
+#[cfg(feature = "std")]
+use paged_kv::KvShape;
 use paged_kv::PagedStoreExhausted;
 use paged_kv::cache::Holder;
+#[cfg(feature = "std")]
+use paged_kv::cache::{KvWindow, LayerSpec};
 
 fn exhausted(refused: Result<(), PagedKvError>) -> (usize, usize) {
     match refused {
@@ -75,12 +79,12 @@ fn room_is_reserved_in_all_layers_or_in_none() {
         assert_eq!(sequence.reserve(usize::MAX), Err(PagedKvError::TooLong));
         // A refusal by count, and no memory for a table that nobody can fill.
         let mut empty = PagedSequence::new(&shared);
-        assert_eq!(
-            exhausted(empty.reserve(usize::MAX)),
-            (usize::MAX / 2 + 1, shared.free_blocks(0))
-        );
-        let table = PagedKvCache::new().reserve(&mut shared.write(0), usize::MAX);
-        assert_eq!(exhausted(table), (usize::MAX / 2 + 1, shared.free_blocks(0)));
+        let (most, need) = (usize::MAX / 4, usize::MAX / 8 + 1);
+        assert_eq!(empty.reserve(most + 1), Err(PagedKvError::TooLong));
+        assert_eq!(exhausted(empty.reserve(most)), (need, shared.free_blocks(0)));
+        let reserve = |n| PagedKvCache::new().reserve(&mut shared.write(0), n);
+        assert_eq!(reserve(most + 1), Err(PagedKvError::TooLong));
+        assert_eq!(exhausted(reserve(most)), (need, shared.free_blocks(0)));
     }
 }
 
@@ -356,7 +360,7 @@ fn a_reservation_under_ones_own_write_guard_panics_and_takes_nothing() {
 }
 
 #[test]
-fn a_copy_that_a_panic_ends_loses_no_block() {
+fn a_step_into_a_layer_that_was_moved_panics_and_loses_no_block() {
     watched(|| {
         let shared = small(2, 4);
         let mut sequence = PagedSequence::new(&shared);
@@ -567,4 +571,65 @@ fn a_recount_finds_what_was_forgotten_and_what_was_made_up() {
     assert!(shared.release_group(group));
     let stale = shared.check_invariants(sequence.holders().chain([Holder::Group(group)]));
     assert!(stale.unwrap_err().to_string().contains("page group 0v0 is held, and names nothing"));
+}
+
+/// A step that takes one block and gives back what its window has passed is a way of giving back.
+#[cfg(feature = "std")]
+#[test]
+fn whoever_waits_is_woken_by_a_window_that_moves() {
+    watched(|| {
+        let shape = KvShape::square(64, 1, 1).unwrap();
+        let spec = LayerSpec::new(shape, 20).window(KvWindow::last(64));
+        let shared = SharedPagedKv::<f32>::with_layers(&[spec]).unwrap();
+        let mut sequence = PagedSequence::new(&shared);
+        sequence.reserve(1280).unwrap();
+        sequence.append(0, &[1.0; 1280], &[1.0; 1280], 1280).unwrap();
+        sequence.commit(1280).unwrap();
+        assert_eq!(shared.free_blocks(0), 0);
+        let (shared, waiting) = (&shared, &Barrier::new(2));
+        thread::scope(|scope| {
+            let waits = scope.spawn(move || {
+                waiting.wait();
+                let mut other = PagedSequence::new(shared);
+                // Far longer than the watchdog is patient.
+                other.reserve_within(640, Duration::from_secs(1000)).unwrap();
+            });
+            waiting.wait();
+            pause();
+            sequence.reserve(1).unwrap();
+            waits.join().unwrap();
+        });
+        // As much at once as there never is, though it would fit position by position.
+        assert!(shared.can_ever_fit(1281));
+        let step = PagedSequence::new(shared).reserve_within(1281, Duration::from_secs(1000));
+        assert_eq!(exhausted(step).0, 21);
+    });
+}
+
+/// A way to layers that leads to others from one day to the next.
+#[derive(Clone)]
+struct Turning<'a>(&'a [SharedPagedKv; 2], &'a AtomicBool);
+
+impl Deref for Turning<'_> {
+    type Target = SharedPagedKv;
+
+    fn deref(&self) -> &SharedPagedKv {
+        &self.0[usize::from(self.1.load(Ordering::Relaxed))]
+    }
+}
+
+#[test]
+fn a_fork_into_other_layers_is_refused_and_counts_nothing() {
+    let (both, turned) = ([small(2, 4), small(2, 1)], AtomicBool::new(false));
+    let mut sequence = PagedSequence::new(Turning(&both, &turned));
+    (0..5).for_each(|number| step(&mut sequence, number as f32));
+    assert_eq!(sequence.stats().blocks, 6);
+    turned.store(true, Ordering::Relaxed);
+    assert!(matches!(sequence.fork(), Err(PagedKvError::WrongStore { .. })));
+    assert_eq!(sequence.stats().blocks, 0);
+    turned.store(false, Ordering::Relaxed);
+    assert_eq!((free(&both[0]), free(&both[1])), ([1, 1], [1, 1]));
+    drop(sequence.fork().unwrap());
+    drop(sequence);
+    assert_eq!(free(&both[0]), [4, 4]);
 }

@@ -156,6 +156,12 @@ fn what_no_memory_holds_is_refused() {
     assert_eq!(plan(usize::MAX, 1), too_large("positions"));
     assert_eq!(plan(1, usize::MAX), too_large("query rows"));
     assert_eq!(plan(1, usize::MAX / 2 + 1), too_large("query rows"));
+    // Arrays that an address could reach, and more items than memory has room for.
+    let many = MOST_ITEMS * 512;
+    let small = GqaShape::new(KvShape::square(16, 1, 1).unwrap(), 1).unwrap();
+    let plan = |len, rows| BatchPlan::new(small, &[SequenceRows { len, rows }]).err();
+    assert_eq!((plan(many + 1, 1), plan(many + 1, 0)), (too_large("items"), None));
+    assert_eq!(plan(0, many / 4), too_large("items"));
 }
 
 #[test]

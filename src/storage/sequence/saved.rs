@@ -20,7 +20,9 @@ impl PagedKvCache {
         len: usize,
     ) -> impl Iterator<Item = (usize, BlockId, usize)> {
         let size = shape.block_size();
-        let kept = (0..shape.blocks_for(len)).filter(|index| !self.hole.range().contains(index));
+        // Not by looking whether each is missing: a sequence may be as long as somebody has claimed.
+        let (hole, blocks) = (self.hole.range(), shape.blocks_for(len));
+        let kept = (0..hole.start.min(blocks)).chain(hole.end..blocks);
         kept.zip(&self.table)
             .map(move |(index, &block)| (index, block, size.min(len - index * size)))
     }
@@ -118,5 +120,28 @@ impl KvWindow {
         let range = planned.range();
         let end = missing.end.div_ceil(shape.block_size()).min(range.end);
         Hole::new(range.start, end.saturating_sub(range.start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    /// A saved sequence may claim any length, if a window has passed nearly all of it.
+    #[test]
+    fn pages_are_told_by_what_is_held_and_not_by_what_is_missing() {
+        let shape = KvShape::square(16, 1, 1).unwrap();
+        let mut cache = PagedKvCache::new();
+        cache.table = (0..5).map(BlockId::from_raw).collect();
+        for gone in [0, 1, usize::MAX / 64] {
+            cache.hole = Hole::new(2, gone);
+            let end = 2 + gone;
+            let pages: Vec<_> = cache.pages(shape, (end + 3) * 16 - 5).collect();
+            let places = [0, 1, end, end + 1, end + 2].into_iter().zip([16, 16, 16, 16, 11]);
+            let table = cache.table.iter().copied().zip(places);
+            let want: Vec<_> = table.map(|(block, (index, rows))| (index, block, rows)).collect();
+            assert_eq!(pages, want, "{gone} missing");
+        }
     }
 }
