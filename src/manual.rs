@@ -77,8 +77,8 @@
 //! [`can_ever_fit`](crate::cache::SharedPagedKv::can_ever_fit) counts with that. Attention over such a
 //! layer is asked for with a [`window`](crate::attention::AttentionOptions::window) (and
 //! [`keep_first`](crate::attention::AttentionOptions::keep_first)) within what is kept; anything else
-//! is refused and names the position that is gone. The last step can always be taken back; a
-//! [`truncate`](crate::cache::PagedSequence::truncate) past that is refused where a window would have
+//! is refused and names the position that is gone. The last step can always be taken back, until the
+//! next one has reserved; a [`truncate`](crate::cache::PagedSequence::truncate) past that is refused where a window would have
 //! a gap. Page groups, and so cached prefixes, are a block in every layer, sliding ones too: they hold
 //! their blocks as long as they live.
 //!

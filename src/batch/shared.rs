@@ -74,7 +74,9 @@ pub struct SharedPrefix {
 /// # Cost
 ///
 /// Sorts the sequences by their block tables: `log2(sequences)` comparisons for each, of the blocks
-/// that two have in common. Allocates the result and some lists of indices.
+/// that two have in common. Allocates the result and some lists of indices. At worst, where each
+/// sequence shares more with the next one than with any before it, the cuts take a step for each pair
+/// of sequences, and the stack a frame for each sequence.
 pub fn shared_prefixes(block_size: usize, sequences: &[&PagedKvCache]) -> Vec<SharedPrefix> {
     let mut order: Vec<usize> = (0..sequences.len()).collect();
     order.sort_by(|a, b| {

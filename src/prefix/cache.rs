@@ -22,7 +22,8 @@ use crate::id::{CacheEra, PageGroup};
 /// A cached block takes 56 bytes and four for each of its tokens, twice that at worst after the
 /// vectors have grown; 6 to 12 bytes in a hash table; four for each group that the pool can hand
 /// out; and 24 to 60 where no block stands behind it. With blocks of 64 that is 320 to 710 bytes.
-/// There is no bound to set: each cached block holds a group, so that the pool is the bound.
+/// There is no bound to set: each cached block holds a group, so that the pool is the bound. A salt
+/// that blocks stand behind takes as much as a block, and its own bytes: bound how long one may be.
 ///
 /// # Examples
 ///

@@ -122,7 +122,8 @@ where
     ///
     /// [`WireError::Kv`] where the sequence is not empty, or a layer has too few blocks free;
     /// [`WireError::Layers`], [`WireError::Owner`], [`WireError::Element`], [`WireError::Dims`],
-    /// [`WireError::PositionFreed`] where it does not fit these layers;
+    /// [`WireError::PositionFreed`], [`WireError::Field`] for pages of another size, where it does not
+    /// fit these layers;
     /// [`WireError::Truncated`], [`WireError::Checksum`] and [`WireError::Stream`] from its pages. The
     /// sequence is empty then, and every block that was taken is given back, also where the source panics.
     ///

@@ -582,7 +582,7 @@ where
     /// [`PagedKvError::PositionOutOfRange`] where the sequence is shorter than `len`: a rollback by
     /// the wrong count is a mistake and shall not pass for a short one.
     /// [`PagedKvError::PositionFreed`] where in some layer the window of the next position begins
-    /// before the oldest one that was kept; the last step can always be taken back. Nothing has
+    /// before the oldest one that was kept; the last step can always be taken back, until the next one has reserved. Nothing has
     /// changed then.
     ///
     /// # Cost

@@ -459,7 +459,8 @@ impl PagedKvCache {
     ///
     /// [`WireError::Kv`] where the sequence is not empty, is bound to another store, or too few blocks are
     /// free; [`WireError::Layers`], [`WireError::Element`], [`WireError::Dims`],
-    /// [`WireError::PositionFreed`] where it does not fit this store or window;
+    /// [`WireError::PositionFreed`], [`WireError::Field`] for pages of another size, where it does not
+    /// fit this store or window;
     /// [`WireError::Truncated`], [`WireError::Checksum`] and [`WireError::Stream`] from its pages. The
     /// sequence and the store hold what they held, also where the source panics.
     ///
