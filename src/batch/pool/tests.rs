@@ -139,7 +139,8 @@ fn panics_on_either_side() {
                         panic!("{here}");
                     }
                 }
-                sleep(Duration::from_micros(50));
+                // Long enough for a panic to be printed with all of its frames meanwhile.
+                sleep(Duration::from_millis(5));
             });
         }));
         let payload = result.expect_err("a panic");
