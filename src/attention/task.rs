@@ -169,20 +169,20 @@ impl Item {
 pub(crate) fn scratch_for(shape: &GqaShape, rows: usize, merges: bool) -> usize {
     let (k_width, v_width) = (shape.kv().k_width(), shape.kv().v_width());
     // A width is anybody's number: what is too much for any memory is said to be all there is.
-    let most = |numbers: &[usize]| numbers.iter().fold(0, |all: usize, n| all.saturating_add(*n));
+    let sum = |numbers: &[usize]| numbers.iter().fold(0, |all: usize, n| all.saturating_add(*n));
     let state = v_width.saturating_add(LANES - 1) / LANES * LANES + 2;
     let states = state.saturating_mul(if merges { 2 } else { 1 });
     // A vector of MOST_ROWS maxima and denominators may begin at the last row, of a split and of the
     // totals.
     let behind = 2 * 2 * MOST_ROWS;
     // A query row as it is, and rounded for a dot product, with two words more.
-    let query = most(&[k_width, k_width.div_ceil(2), 2]);
+    let query = sum(&[k_width, k_width.div_ceil(2), 2]);
     let scores = 2 * MOST_ROWS * WIDTH;
     let scales = (k_width.div_ceil(32) + v_width.div_ceil(32)).saturating_mul(WIDTH);
-    let panels = most(&[k_width, v_width]).saturating_mul(TILE);
+    let panels = sum(&[k_width, v_width]).saturating_mul(TILE);
     // Each of the regions starts on a line, and the first one where the caller's memory has one.
-    let rows = rows.saturating_mul(most(&[states, query]));
-    most(&[rows, behind, scores, scales, panels, 10 * LANES])
+    let rows = rows.saturating_mul(sum(&[states, query]));
+    sum(&[rows, behind, scores, scales, panels, 10 * LANES])
 }
 
 /// Whether so many query rows of a sequence are few, as in decode and in the verification of a

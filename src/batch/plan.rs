@@ -462,11 +462,7 @@ impl BatchPlan {
         self.lookups = vec![nobody; self.places.len()];
         let mut first = 0_usize;
         for (place, Place { index, n_q, .. }) in self.places.iter().enumerate() {
-            let (rows, splits) = if few_rows(&self.shape, *n_q) {
-                ((*n_q).max(1), self.len_of(place).div_ceil(SPLIT).max(1))
-            } else {
-                (ItemSize::new(&self.shape, *n_q).rows, 1)
-            };
+            let (rows, splits) = rows_and_splits(&self.shape, *n_q, self.len_of(place));
             self.lookups[*index] = Lookup { place, first, rows, splits };
             let entries = n_q.div_ceil(rows).saturating_mul(n_kv_heads).saturating_mul(splits);
             first = first.saturating_add(entries);
@@ -511,17 +507,23 @@ fn offsets(shape: &GqaShape, sequences: &[SequenceRows]) -> Result<Vec<usize>, B
         total += sequence.rows;
         offsets.push(total);
         // As many as there can be, before the first is made: a length may be anybody's claim.
-        let pieces = match sequence.rows {
-            0 => 0,
-            rows if few_rows(shape, rows) => sequence.len.div_ceil(SPLIT).max(1),
-            rows => rows.div_ceil(ItemSize::new(shape, rows).rows),
-        };
+        let (rows, splits) = rows_and_splits(shape, sequence.rows, sequence.len);
+        let pieces = sequence.rows.div_ceil(rows).saturating_mul(splits);
         items = items.saturating_add(pieces.saturating_mul(kv.n_kv_heads()));
         if items > MOST_ITEMS {
             return Err(BatchError::TooLarge { what: "items" });
         }
     }
     Ok(offsets)
+}
+
+/// Of a sequence, the query rows in an item and the splits of its positions.
+fn rows_and_splits(shape: &GqaShape, n_q: usize, len: usize) -> (usize, usize) {
+    if few_rows(shape, n_q) {
+        (n_q.max(1), len.div_ceil(SPLIT).max(1))
+    } else {
+        (ItemSize::new(shape, n_q).rows, 1)
+    }
 }
 
 /// Whether so many numbers are less than all bytes.

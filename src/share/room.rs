@@ -99,6 +99,9 @@ impl<E: LayerElement> SharedPagedKv<E> {
     /// Takes what each layer lacks, or nothing. What is to be copied is left in `spare`.
     #[track_caller]
     pub(super) fn take_room(&self, places: &mut [Place]) -> Result<(), PagedKvError> {
+        if self.give_spares_back(places) {
+            self.bell.ring();
+        }
         let check = |places: &[Place]| {
             let mut layers = self.seats().zip(places);
             layers.try_for_each(|(seat, place)| {

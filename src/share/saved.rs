@@ -186,9 +186,6 @@ where
             seat.blocks.check(place.lack.free())?;
         }
         let shared: &SharedPagedKv<E> = &self.shared;
-        if shared.give_spares_back(&mut self.places) {
-            shared.bell.ring();
-        }
         shared.take_room(&mut self.places)
     }
 

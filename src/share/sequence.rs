@@ -239,9 +239,6 @@ where
         if !lacking {
             return Ok(());
         }
-        if shared.give_spares_back(&mut self.places) {
-            shared.bell.ring();
-        }
         shared.take_room(&mut self.places)?;
         shared.move_tails(&mut self.places);
         Ok(())
@@ -582,8 +579,8 @@ where
     /// [`PagedKvError::PositionOutOfRange`] where the sequence is shorter than `len`: a rollback by
     /// the wrong count is a mistake and shall not pass for a short one.
     /// [`PagedKvError::PositionFreed`] where in some layer the window of the next position begins
-    /// before the oldest one that was kept; the last step can always be taken back, until the next one has reserved. Nothing has
-    /// changed then.
+    /// before the oldest one that was kept; the last step can always be taken back, until the next
+    /// one has reserved. Nothing has changed then.
     ///
     /// # Cost
     ///

@@ -363,9 +363,9 @@ impl<E: LayerElement> SharedPagedKv<E> {
         for (guard, layer) in guards.iter_mut().zip(&self.layers) {
             guard.set_gate(layer.seat.gate.lock());
         }
-        if let Some(layer) = self.layers.iter().find(|layer| layer.seat.is_displaced()) {
+        if let Some(layer) = self.first_displaced() {
             drop(guards);
-            displaced(layer.seat.layer);
+            displaced(layer);
         }
         guards
     }
@@ -676,9 +676,14 @@ impl<E: LayerElement> SharedPagedKv<E> {
     #[track_caller]
     pub(super) fn check_writes(&self, call: &str) {
         self.none_mine(call);
-        if let Some(layer) = self.layers.iter().find(|layer| layer.seat.is_displaced()) {
-            displaced(layer.seat.layer);
+        if let Some(layer) = self.first_displaced() {
+            displaced(layer);
         }
+    }
+
+    /// A layer whose store was moved out of it.
+    fn first_displaced(&self) -> Option<usize> {
+        self.seats().find(|seat| seat.is_displaced()).map(|seat| seat.layer)
     }
 
     /// What is known of the stores without their locks, in the order of their layers.
